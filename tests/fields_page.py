@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from vlmkit_server.operate.capabilities import BODIES
+from vlmkit_server.app import create_app
 from vlmkit_server.operate.field_actions import actions
 from vlmkit_server.wire.row import Row
 from vlmkit_server.wire.table import SECTIONS, TABLE
@@ -20,6 +20,7 @@ APIS = {
     "messages": "/v1/messages",
     "embeddings": "/v1/embeddings",
 }
+READERS = {route.path: route.reader for route in create_app({}).state.apis.routes}
 HEAD = f"""# Fields of requests
 
 Fields that clients of OpenAI, Anthropic, vLLM, SGLang, llama.cpp, Mistral, LiteLLM, Ollama and
@@ -73,9 +74,9 @@ def _treatment(row: Row) -> str:
     """Return what the APIs do about a field; those that do the same are named together."""
     found: dict[str, list[str]] = {}
     for api, path in APIS.items():
-        action = actions(BODIES[path]).get(row.field)
+        action = actions(READERS[path]).get(row.field)
         if action == "alias":
-            found.setdefault(f"alias of `{BODIES[path].known.aliases[row.field]}`", []).append(api)
+            found.setdefault(f"alias of `{READERS[path].known.aliases[row.field]}`", []).append(api)
         elif action is not None and not (api == "embeddings" and action == "no effect"):
             found.setdefault(action, []).append(api)
     if not found:

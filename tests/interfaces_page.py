@@ -48,6 +48,12 @@ OF_KINDS = {
     "observer": ("interfaces.observer", "interfaces.cache_events"),
     "media_loader": ("interfaces.media_loader",),
     "runner": ("interfaces.runner",),
+    "api": (
+        "vlmkit_server.interfaces.api",
+        "vlmkit_server.interfaces.conversation",
+        "vlmkit_server.conversation.exchange",
+        "vlmkit_server.conversation.host",
+    ),
     "tool_source": ("vlmkit_server.interfaces.tool_source",),
     "monitor": ("vlmkit_server.interfaces.monitor",),
     "model": ("kit.checkpoint",),

@@ -2,7 +2,15 @@
 
 import json
 
+import msgspec
 from running_server import chat, image_url
+
+from vlmkit_server.app import create_app
+from vlmkit_server.settings.server import ServerSettings
+
+_APP = create_app({}, msgspec.convert({"allow_generate": True}, ServerSettings))
+READERS = {route.path: route.reader for route in _APP.state.apis.routes}
+"""The reader of each route that decodes a body."""
 
 MINIMAL = {
     "/v1/chat/completions": chat(),

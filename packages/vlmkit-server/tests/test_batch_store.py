@@ -16,11 +16,11 @@ from vlmkit_server.apis.batches.output_lines import Used
 from vlmkit_server.apis.batches.records import Done
 from vlmkit_server.apis.batches.store import BatchStore
 from vlmkit_server.apis.batches.wire import BatchErrors, BatchRequest
-from vlmkit_server.apis.files.disk_store import FilesOnDisk
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.http.errors import NotStored, Unavailable
 from vlmkit_server.settings.server import DataSettings
 from vlmkit_server.storage.data_folder import Folder
+from vlmkit_server.storage.disk_store import FilesOnDisk
 
 CHAT = "/v1/chat/completions"
 OWNERS = (b"one", b"two")

@@ -17,8 +17,9 @@ from vlmkit.kit._public_address import is_public
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.fetch import FetchSettings
 from vlmkit.types.media import FilePart
-from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.conversation import conversation_of
 from vlmkit_server.apis.openai_chat.wire import CHAT
+from vlmkit_server.conversation.request_builder import RequestBuilder
 from vlmkit_server.settings.server import ServerSettings
 
 CONTENT = b"x" * 1000
@@ -246,8 +247,9 @@ def test_a_fetched_file_is_decoded_like_an_uploaded_one(site):
         parts = [image_part(f"{site.url}{path}") for path in paths]
         body = chat(messages=[{"role": "user", "content": parts}])
         with mock_pipeline() as pipeline:
-            request, _ = CHAT.read(json.dumps(body).encode())
-            converting = Converter(ServerSettings(), fetcher).request(request, pipeline.facts, "id")
+            chat_body, _ = CHAT.read(json.dumps(body).encode())
+            builder = RequestBuilder(ServerSettings(), fetcher)
+            converting = builder.request(conversation_of(chat_body), pipeline.facts, "id")
             return asyncio.run(converting)[0]
 
     (part,) = convert("/picture").messages[0].parts

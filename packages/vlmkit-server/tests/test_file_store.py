@@ -8,9 +8,9 @@ from litestar.datastructures import Headers
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.files.form import boundary_of, sent_file
-from vlmkit_server.apis.files.memory_store import FileStore
 from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.settings.server import FilesSettings
+from vlmkit_server.storage.memory_store import FileStore
 
 SETTINGS = FilesSettings(max_stored=4, max_stored_bytes=100)
 OWNERS = (b"one", b"two")

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from bodies import READERS
 from running_server import image_part, image_url, recorded_requests
 from test_known_fields import ANSWERING, HEADER, OTHER, outcome_of
 
-from vlmkit_server.operate.capabilities import BODIES
 from vlmkit_server.operate.field_actions import actions
 from vlmkit_server.wire.table import TABLE
 
@@ -134,13 +134,13 @@ def inner(action):
     return [
         pytest.param(path, field, id=f"{path} {field}")
         for path in ANSWERING
-        for field, each in sorted(actions(BODIES[path]).items())
+        for field, each in sorted(actions(READERS[path]).items())
         if "." in field and each == action and field not in (STREAMED, *DETAILS)
     ]
 
 
 def test_every_inner_field_is_tested():
-    tried = {field for path in ANSWERING for field in actions(BODIES[path]) if "." in field}
+    tried = {field for path in ANSWERING for field in actions(READERS[path]) if "." in field}
     assert tried == {field for field in TABLE if "." in field}
 
 

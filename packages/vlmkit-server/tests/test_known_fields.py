@@ -4,10 +4,9 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from bodies import MINIMAL, with_field
+from bodies import MINIMAL, READERS, with_field
 from running_server import chat, image_part, image_url, message_content, recorded_requests, running
 
-from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
 from vlmkit_server.operate.field_actions import actions
 from vlmkit_server.wire.table import SECTIONS, TABLE
 
@@ -180,9 +179,9 @@ def test_a_field_is_listed_once_in_the_table():
     assert len(TABLE) > 250
 
 
-@pytest.mark.parametrize("path", sorted(BODIES | GENERATE_BODIES))
+@pytest.mark.parametrize("path", sorted(READERS))
 def test_every_field_of_a_body_has_a_row(path):
-    reader = (BODIES | GENERATE_BODIES)[path]
+    reader = READERS[path]
     assert reader.fields <= TABLE.keys()
     assert reader.hints <= TABLE.keys()
 
@@ -190,7 +189,7 @@ def test_every_field_of_a_body_has_a_row(path):
 def test_each_field_marked_as_implemented_is_a_field_of_some_body():
     taken = {
         field.removeprefix(reader.inner)
-        for reader in (BODIES | GENERATE_BODIES).values()
+        for reader in READERS.values()
         for field, action in actions(reader).items()
         if action == "implemented"
     }
@@ -200,7 +199,7 @@ def test_each_field_marked_as_implemented_is_a_field_of_some_body():
 
 def names_of(path, action):
     """Return the top-level fields of a body with an action."""
-    found = sorted(actions(BODIES[path]).items())
+    found = sorted(actions(READERS[path]).items())
     return [field for field, each in found if each == action and "." not in field]
 
 
@@ -216,7 +215,7 @@ def of_action(action):
 def test_an_implemented_field_has_an_effect(server, monkeypatch, path, name):
     if name == "image":  # accepts only its neutral values
         return
-    needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
+    needed = [each for each in WITH.get(name, ()) if each in READERS[path].fields]
     body = base(path) | {each: value_of(path, each) for each in needed}
     with recorded_requests(server, monkeypatch) as requests:
         plain = outcome_of(server, requests, body, path)
@@ -248,7 +247,7 @@ def test_a_rejected_field_is_named_with_its_value_and_the_accepted_ones(server, 
 
 @pytest.mark.parametrize("path", ANSWERING)
 def test_a_field_without_effect_is_reported_unless_it_is_a_label(server, monkeypatch, path):
-    own, hints = BODIES[path].fields, BODIES[path].hints
+    own, hints = READERS[path].fields, READERS[path].hints
     values = {
         name: LABELS.get((path, name), LABELS.get(name)) if name in own else OTHER
         for name in names_of(path, "no effect")
@@ -284,7 +283,7 @@ LABELS = {
 
 @pytest.mark.parametrize(("path", "name"), of_action("alias"))
 def test_an_alias_has_the_effect_of_its_field(server, monkeypatch, path, name):
-    target = BODIES[path].known.aliases[name]
+    target = READERS[path].known.aliases[name]
     value = value_of(path, target)
     body = base(path)
     is_required = path == "/v1/messages" and target == "max_tokens"
@@ -306,7 +305,7 @@ def test_an_alias_has_the_effect_of_its_field(server, monkeypatch, path, name):
 
 def test_an_alias_that_contradicts_its_field_is_rejected(server):
     for one, other in (("typ_p", "typical_p"), ("n_predict", "max_tokens"), ("n_cmpl", "n")):
-        if one in BODIES[ANSWERING[0]].known.aliases:
+        if one in READERS[ANSWERING[0]].known.aliases:
             values = {one: 0.5, other: 0.25} if one == "typ_p" else {one: 3, other: 2}
             error = server.post(chat(**values)).json()["error"]
             assert error["message"] == f"{one} and {other} differ; send one of them"
@@ -317,7 +316,7 @@ def test_an_alias_that_contradicts_its_field_is_rejected(server):
 
 def neutral_values(path):
     """Return the fields of a route with their neutral values, except the limit in the body."""
-    for name, action in sorted(actions(BODIES[path]).items()):
+    for name, action in sorted(actions(READERS[path]).items()):
         row = TABLE[name]
         if "." in name or name in LIMITS or name in MINIMAL[path]:
             continue
@@ -352,7 +351,7 @@ def test_minus_one_means_no_limit_as_in_other_servers(server, monkeypatch, name)
 
 
 def test_a_rejected_sampling_parameter_of_generate_is_named_with_its_location(tokens):
-    found = actions(GENERATE_BODIES[GENERATE]).items()
+    found = actions(READERS[GENERATE]).items()
     names = [field for field, action in found if action == "rejected"]
     inner = [field for field in names if field.startswith("sampling_params.")]
     assert len(inner) > 100

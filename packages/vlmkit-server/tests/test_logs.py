@@ -539,7 +539,7 @@ def test_the_text_of_an_unexpected_error_is_logged_at_debug_level_only(caplog, m
     def fail(*_, **__):
         raise ValueError(SECRET)
 
-    monkeypatch.setattr("vlmkit_server.apis.openai_chat.route.answer_head", fail)
+    monkeypatch.setattr("vlmkit_server.apis.openai_chat.route.conversation_of", fail)
     with running() as server:
         for level, is_told in ((logging.INFO, False), (logging.DEBUG, True)):
             caplog.clear()

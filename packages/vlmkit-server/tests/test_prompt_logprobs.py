@@ -6,7 +6,7 @@ from running_server import chat, image_part, image_url, running
 
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.apis.openai_chat import prompt_logprobs
+from vlmkit_server.conversation import prompt_scorer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -109,7 +109,7 @@ def test_prompt_logprobs_out_of_range_are_refused_by_name(server, path, fields):
 
 
 def test_the_number_of_prompt_logprobs_of_a_request_is_limited(monkeypatch):
-    monkeypatch.setattr(prompt_logprobs, "MAX_LOGPROBS", 40)
+    monkeypatch.setattr(prompt_scorer, "MAX_LOGPROBS", 40)
     with running() as server:
         client = server.client()
         for field, num_prompts in (("prompt_logprobs", 1), ("logprobs", 3)):

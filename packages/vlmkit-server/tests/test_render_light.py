@@ -23,10 +23,11 @@ from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.message import ImagePart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.images import Images
+from vlmkit_server.apis.openai_chat.conversation import conversation_of
 from vlmkit_server.apis.openai_chat.wire import CHAT as CHAT_BODY
-from vlmkit_server.exchange.offload import OffloadExecutor
+from vlmkit_server.conversation.request_builder import RequestBuilder
+from vlmkit_server.http.caller import ANONYMOUS
+from vlmkit_server.interfaces.conversation import ImageSource
 from vlmkit_server.settings.server import ServerSettings
 
 CHAT = "/v1/chat/completions/render"
@@ -142,10 +143,12 @@ def test_size_urls_are_refused_outside_light_prompts(server):
 
 
 def test_a_light_prompt_cannot_be_generated_from(server):
-    request = CHAT_BODY.read(json.dumps(chat()).encode())[0]
+    body = CHAT_BODY.read(json.dumps(chat()).encode())[0]
     facts = server.runner().facts
-    converter = Converter(ServerSettings(), None)
-    request, _ = asyncio.run(converter.request(request, facts, "x", light=True))
+    building = RequestBuilder(ServerSettings(), None).request(
+        conversation_of(body), facts, "x", light=True
+    )
+    request, _ = asyncio.run(building)
     assert request.options == PromptOptions(light=True)
     with pytest.raises(RequestError) as caught:
         server.runner().submit(request)
@@ -200,9 +203,10 @@ def test_only_the_header_of_a_remote_image_is_fetched(kind, server):
     PIL.Image.frombytes("RGB", (300, 200), noise).save(content, kind)
     settings = FetchSettings(enabled=True, allow_http=True, timeout_s=300)
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
-    images = Images(ServerSettings(), fetcher, OffloadExecutor())
+    media = RequestBuilder(ServerSettings(), fetcher).media
     with site(content.getvalue(), 2**13) as url:  # the rest is never sent
-        opening = images.open_parts([("x", url)], server.runner().facts, "", light=True)
+        images, facts = [ImageSource("x", url)], server.runner().facts
+        opening = media.open_images(images, facts, ANONYMOUS, light=True)
         (part,) = asyncio.run(opening)
     assert isinstance(part, ImagePart)
     assert (part.image.width, part.image.height) == (300, 200)

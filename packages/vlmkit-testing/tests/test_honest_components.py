@@ -2,9 +2,11 @@
 
 from typing import ClassVar
 
+from broken.api import OnApi
 from broken.media_loader import OnLoader
 from broken.tokenizer_media import OnAudio, OnTextOnly
 from broken.tool_source import OnTools
+from honest.api import ToyApi
 from honest.constraint import YEAR, UsualTokensCompiler, YearCompiler
 from honest.media_loader import SheetLoader
 from honest.monitor import Tally
@@ -48,6 +50,11 @@ class TestAudioTokenizer(OnAudio):
 class TestSheetLoader(OnLoader):
     __init__ = object.__init__
     make = SheetLoader
+
+
+class TestToyApi(OnApi):
+    __init__ = object.__init__
+    make = ToyApi
 
 
 class TestToyTools(OnTools):

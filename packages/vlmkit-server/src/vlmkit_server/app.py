@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from litestar import Litestar
 from litestar.di import NamedDependency, Provide
@@ -10,38 +10,25 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit_server.apis.anthropic_messages.route import MessagesController
-from vlmkit_server.apis.batches.batches import Batches
-from vlmkit_server.apis.batches.message_batches_route import MessageBatchesController
-from vlmkit_server.apis.batches.route import BatchesController
-from vlmkit_server.apis.files.disk_store import FilesOnDisk
-from vlmkit_server.apis.files.memory_store import FileStore
-from vlmkit_server.apis.files.route import FilesController
-from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
-from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.route import ChatController
-from vlmkit_server.apis.openai_completions.route import CompletionsController
-from vlmkit_server.apis.openai_embeddings.route import EmbeddingsController
-from vlmkit_server.apis.openai_responses.route import ResponsesController
-from vlmkit_server.apis.openai_responses.store import ResponseStore
-from vlmkit_server.apis.tokens.generate import GenerateController
-from vlmkit_server.apis.tokens.invocations import InvocationsController
-from vlmkit_server.apis.tokens.render import RenderController
-from vlmkit_server.apis.tokens.tokenize import TokensController
+from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit_server.apis.builtin import APIS
 from vlmkit_server.auth.guard import Guard
-from vlmkit_server.exchange.background import BackgroundWork
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.conversation.mounting import mounted
+from vlmkit_server.conversation.request_builder import RequestBuilder
 from vlmkit_server.exchange.gate import Gate
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable
 from vlmkit_server.http.cors import Cors
 from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.interfaces.api import Api
 from vlmkit_server.logs.request_log import RequestLog
 from vlmkit_server.operate.capabilities import CapabilitiesController
 from vlmkit_server.operate.docs import DocsController, docs_page
 from vlmkit_server.operate.health import HealthController
 from vlmkit_server.operate.home import HomeController
 from vlmkit_server.operate.inspection import InspectionController
-from vlmkit_server.operate.management import ManagementController
+from vlmkit_server.operate.management import ManagementApi
 from vlmkit_server.operate.metrics import MetricsController, Scraper
 from vlmkit_server.operate.models import ModelsController
 from vlmkit_server.operate.openapi import OpenApiController, openapi_document
@@ -49,6 +36,9 @@ from vlmkit_server.rate_limits.guard import RateLimitGuard
 from vlmkit_server.rate_limits.headers import EXPOSED
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.storage.data_folder import Folder, files_of
+from vlmkit_server.storage.disk_store import FilesOnDisk
+from vlmkit_server.storage.file_storage import FilesInMemory, FileStorage
+from vlmkit_server.storage.memory_store import FileStore
 
 
 def create_app(
@@ -56,6 +46,8 @@ def create_app(
     settings: ServerSettings | None = None,
     *,
     scraper: Scraper | None = None,
+    apis: Mapping[str, Api] = APIS,
+    component_names: ComponentNames = UNKNOWN,
 ) -> Litestar:
     """Return the ASGI application that serves some models.
 
@@ -67,18 +59,20 @@ def create_app(
             application starts; the owner of the service closes them.
         settings: the server's settings; the defaults when None. A service brings its own.
         scraper: writes the metrics page, if other code needs it, too; it is closed at shutdown.
+        apis: the APIs, each by its name.
+        component_names: names the providers of APIs in errors.
+
+    Raises:
+        PluginError: two APIs have the same route, or a route has no scope.
     """
     if isinstance(models, Service):
         service = models
     else:
         service = Service(models, settings or ServerSettings())
-    data = service.settings.data
-    on_disk = FilesOnDisk(Folder(data, files_of(service.settings))) if data.folder else None
-    files: FileStorage = on_disk or FilesInMemory(FileStore(service.settings.files))
-    fetcher = ImageFetcher(service.fetch) if service.fetch.enabled else None
-    converter = Converter(service.settings, fetcher, files, service.offload)
+    late = LateApp()
+    host = _host(service, late)
     scraper = scraper or Scraper(service)
-    responses, detached = ResponseStore(service.settings.responses), BackgroundWork(service)
+    found = mounted({**apis, **_management(service)}, host, component_names)
 
     def describe() -> bytes:
         return openapi_document(app, service.request_fields)
@@ -86,38 +80,27 @@ def create_app(
     def show(document: NamedDependency[bytes]) -> bytes:
         return docs_page(document)
 
+    objects = {
+        "apis": found,
+        "host": host,
+        "scraper": scraper,
+        "service": service,
+        **host.dependencies,
+    }
     app = Litestar(
         [
-            *([ManagementController] if service.settings.fleet.manage else []),
+            *found.handlers,
             *([MetricsController] if service.monitors else []),
-            BatchesController,
-            ChatController,
-            CompletionsController,
-            DocsController,
-            EmbeddingsController,
-            FilesController,
-            MessageBatchesController,
-            MessagesController,
-            RenderController,
-            ResponsesController,
-            TokensController,
-            ModelsController,
             CapabilitiesController,
+            DocsController,
             HealthController,
             HomeController,
             InspectionController,
-            InvocationsController,
+            ModelsController,
             OpenApiController,
-            *([GenerateController] if service.settings.takes_generate else []),
         ],
         dependencies={
-            "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
-            "batches": Provide(lambda: batches, sync_to_thread=False, use_cache=True),
-            "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
-            "files": Provide(lambda: files, sync_to_thread=False, use_cache=True),
-            "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
-            "scraper": Provide(lambda: scraper, sync_to_thread=False, use_cache=True),
-            "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
+            **{name: _provided(value) for name, value in objects.items()},
             "document": Provide(describe, sync_to_thread=True, use_cache=True),
             "docs": Provide(show, sync_to_thread=True, use_cache=True),
         },
@@ -125,8 +108,14 @@ def create_app(
             *([Guard(service.keys)] if service.keys else []),
             RateLimitGuard(service.tenant_usages),
         ],
-        on_startup=[service.fleet.start, service.tenant_usages.start, service.monitors.start],
+        on_startup=[
+            service.fleet.start,
+            service.tenant_usages.start,
+            service.monitors.start,
+            *host.on_startup,
+        ],
         on_shutdown=[
+            *host.on_shutdown,
             service.toolbox.aclose,
             service.tenant_usages.close,
             service.offload.close,
@@ -140,6 +129,7 @@ def create_app(
         debug=False,
         pdb_on_exception=False,
     )
+    late.app, app.state.apis = app, found
     inner = app.asgi_handler
     if allowed := service.settings.allowed_origins:
         inner = Cors(inner, allowed, EXPOSED)
@@ -147,13 +137,40 @@ def create_app(
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLog(inner, service.access_log, service.audit)
     app.asgi_handler = Aliases(inner)
-    batches = None
-    if on_disk is not None:
-        on_disk.restore()
-        batches = Batches(on_disk, service, app)
-        app.on_startup.append(batches.start)
-        app.on_shutdown.insert(0, batches.stop)
     return app
+
+
+class LateApp:
+    """An application that is set after the objects that call it are built."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application."""
+        await self.app(scope, receive, send)
+
+
+def _host(service: Service, app: ASGIApp) -> Host:
+    """Return the parts of a server that its APIs may use."""
+    data = service.settings.data
+    files: FileStorage
+    if data.folder:
+        files = FilesOnDisk(Folder(data, files_of(service.settings)))
+        files.restore()
+    else:
+        files = FilesInMemory(FileStore(service.settings.files))
+    fetcher = ImageFetcher(service.fetch) if service.fetch.enabled else None
+    builder = RequestBuilder(service.settings, fetcher, files, service.offload)
+    return Host(service, builder, files, app)
+
+
+def _management(service: Service) -> dict[str, Api]:
+    return {"management": ManagementApi()} if service.settings.fleet.manage else {}
+
+
+def _provided(value: Any) -> Provide:
+    """Return a dependency of route handlers that is the same object for every request."""
+    return Provide(lambda: value, sync_to_thread=False, use_cache=True)
 
 
 ALIASES: Mapping[str, str] = MappingProxyType(

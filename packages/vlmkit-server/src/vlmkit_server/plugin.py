@@ -4,21 +4,25 @@ It imports nothing heavy; the build functions do.
 """
 
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_server.interfaces.kinds import MONITOR, TOOL_SOURCE
+from vlmkit_server.interfaces.kinds import API, MONITOR, TOOL_SOURCE
 from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
     import click
 
+    from vlmkit_server.interfaces.api import Api
+
 VLMKIT_API = (1, 0)
-VLMKIT_KINDS = (TOOL_SOURCE, MONITOR)
+VLMKIT_KINDS = (API, TOOL_SOURCE, MONITOR)
 VLMKIT_TABLES = {
+    "apis": API,
     "tool_sources": TOOL_SOURCE,
     "monitors": MONITOR,
     "server": ServerSettings,
@@ -48,6 +52,31 @@ def _build_keys(_: BuildContext) -> "click.Command":
     from vlmkit_server.commands.keys import keys
 
     return keys
+
+
+APIS = {
+    "openai-chat": "OpenAI's chat completions.",
+    "openai-completions": "OpenAI's completions of plain texts.",
+    "openai-embeddings": "OpenAI's embeddings.",
+    "anthropic-messages": "Anthropic's messages.",
+    "openai-responses": "OpenAI's Responses API.",
+    "tokens": "Tokens of prompts, generation from tokens, and SageMaker's /invocations.",
+    "files": "Uploaded files, in OpenAI's and Anthropic's shapes.",
+    "batches": "Batches of requests, in OpenAI's and Anthropic's shapes.",
+}
+
+
+def _build_api(_: BuildContext, name: str) -> "Api":
+    from vlmkit_server.apis.builtin import APIS as BUILT
+
+    return BUILT[name]
+
+
+@hookimpl
+def vlmkit_register_apis(registry: "Registry[Api]") -> None:
+    """Register the APIs of this distribution."""
+    for name, description in APIS.items():
+        registry.add(name, partial(_build_api, name=name), description=description)
 
 
 @hookimpl

@@ -30,6 +30,7 @@ from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
+from vlmkit_server.apis.builtin import APIS
 from vlmkit_server.app import create_app
 from vlmkit_server.exchange.service import KnownFields, Service
 from vlmkit_server.fleet.fleet import OnLoaded
@@ -40,6 +41,7 @@ from vlmkit_server.http.connection import Connection
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.listening import health_listener, listener, shown
 from vlmkit_server.http.open_files import ReserveDescriptor, raise_file_limit
+from vlmkit_server.interfaces.api import Api
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.operate.health_listener import HealthListener
@@ -61,6 +63,7 @@ def serve(
     settings: ServerSettings | None = None,
     *,
     fetch: FetchSettings | None = None,
+    apis: Mapping[str, Api] = APIS,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     request_fields: KnownFields = MappingProxyType({}),
@@ -77,16 +80,19 @@ def serve(
             is open.
         settings: the server's settings; the defaults when None.
         fetch: whether images named by URL are fetched; none are when None.
+        apis: the APIs, each by its name.
         tool_sources: the sources of tools that requests may use; closed at the end.
         monitors: the monitors; closed at the end. They receive a model's request events from the
             pipeline's observers.
         request_fields: fields that plugins add to requests, for models that are loaded later;
             :func:`vlmkit_server.commands.components.request_fields` finds them, for example.
-        component_names: names the providers of tool sources and monitors in the log.
+        component_names: names the providers of APIs, tool sources and monitors in errors and the
+            log.
         on_loaded: called in a thread with the names of the loaded models, once every model that
             is loaded at startup is ready.
 
     Raises:
+        PluginError: two APIs have the same route, or a route has no scope.
         ConfigError: the address must not or cannot be listened on, or the models conflict.
         EngineFailed: a model's engine failed for good, or hangs; the server has stopped.
         VlmkitError: no model could be loaded: the last loader's error; the server has stopped.
@@ -102,7 +108,7 @@ def serve(
         try:
             with contextlib.closing(listener(settings)) as listening:
                 with heap.paused_collection():
-                    server = Server(service)
+                    server = Server(service, apis, component_names)
                 last.callback(server.close)
                 service.fleet.recovery.on_error(server.stop)
                 last.callback(server.forget_exit)
@@ -127,7 +133,12 @@ def _settle(on_loaded: OnLoaded | None, names: Seq[str]) -> None:
 class Server(uvicorn.Server):
     """A uvicorn server that drains before it shuts down."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self,
+        service: Service,
+        apis: Mapping[str, Api] = APIS,
+        component_names: ComponentNames = UNKNOWN,
+    ) -> None:
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -145,7 +156,12 @@ class Server(uvicorn.Server):
         connection = type("Connection", (Connection,), {"settings": settings, "quota": quota})
         super().__init__(
             uvicorn.Config(
-                create_app(service, scraper=self._scraper),
+                create_app(
+                    service,
+                    scraper=self._scraper,
+                    apis=apis,
+                    component_names=component_names,
+                ),
                 http=connection,
                 ws="none",
                 access_log=False,

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vlmkit_testing.contracts.api_contract import ApiContract
     from vlmkit_testing.contracts.command_contract import CommandContract
     from vlmkit_testing.contracts.constraint_contract import ConstraintContract
     from vlmkit_testing.contracts.engine_contract import EngineContract
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from vlmkit_testing.contracts.tool_source_contract import ToolSourceContract
 
 __all__ = [
+    "ApiContract",
     "CommandContract",
     "ConstraintContract",
     "EngineContract",
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ApiContract": "api_contract",
     "CommandContract": "command_contract",
     "ConstraintContract": "constraint_contract",
     "EngineContract": "engine_contract",

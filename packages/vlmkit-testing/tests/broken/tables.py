@@ -1,6 +1,7 @@
 """All tables, in the order of the page."""
 
 from broken import (
+    api,
     command,
     constraint,
     engine,
@@ -28,6 +29,7 @@ TABLES = (
     constraint.TABLE,
     tokenizer.TABLE,
     media_loader.TABLE,
+    api.TABLE,
     tool_source.TABLE,
     observer.TABLE,
     monitor.TABLE,

@@ -20,7 +20,7 @@ OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
 )
 """The distribution that owns each command of vlmkit."""
 OWNERS_OF_TABLES: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("monitors", "server", "tool_sources"), SERVER)
+    dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER)
 )
 """The distribution that owns each config table of vlmkit that the core does not decode."""
 

@@ -119,7 +119,7 @@ def _of_method(method: Any, name: str, member: Callable[..., object]) -> Iterato
     given = list(inspect.signature(member).parameters.values())[1:]  # all but self
     try:
         taken.bind(
-            *(p for p in given if p.kind is p.POSITIONAL_OR_KEYWORD),
+            *(p for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)),
             **{p.name: p for p in given if p.kind is p.KEYWORD_ONLY},
         )
     except TypeError:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.settings.scope import Scope
-from vlmkit_server.http.operation import Access
+from vlmkit_server.interfaces.api import Access
 from vlmkit_server.settings.limits import LimitTexts, limits_of
 
 Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]

@@ -1,4 +1,4 @@
-"""Builds what a server needs from its config: model specs, tool sources and monitors.
+"""Builds what a server needs from its config: model specs, APIs, tool sources and monitors.
 
 It also collects the request fields of plugins, which are known before a model is loaded. Its errors
 are those of :func:`vlmkit.assembly.load.load`, which builds the models.
@@ -25,12 +25,18 @@ from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit_server.fleet.model_spec import ModelSpec
-from vlmkit_server.interfaces.kinds import MONITOR, TOOL_SOURCE
+from vlmkit_server.interfaces.api import Api
+from vlmkit_server.interfaces.kinds import API, MONITOR, TOOL_SOURCE
 from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.settings.server import ServerSettings
 
 T = TypeVar("T")
+
+
+def apis(config: Config, plugins: Plugins) -> dict[str, Api]:
+    """Build the APIs that a config uses, by name."""
+    return _of_server(API, config, plugins)
 
 
 def tool_sources(config: Config, plugins: Plugins) -> dict[str, ToolSource]:

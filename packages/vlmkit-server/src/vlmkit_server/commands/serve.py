@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
     from vlmkit.running.faults.attribution import ComponentNames
     from vlmkit_server.fleet.model_spec import ModelSpec
+    from vlmkit_server.interfaces.api import Api
     from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit_server.interfaces.tool_source import ToolSource
     from vlmkit_server.settings.server import ServerSettings
@@ -116,6 +117,7 @@ class _Prepared:
     settings: "ServerSettings"
     plugins: "Plugins"
     specs: "dict[str, ModelSpec]"
+    apis: "dict[str, Api]"
     tool_sources: "dict[str, ToolSource]"
     monitors: "dict[str, Monitor]"
     component_names: "ComponentNames"
@@ -136,7 +138,7 @@ def _prepared(
     from vlmkit.assembly.sources import name_of, refuse_unknown
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components, component_names_of
-    from vlmkit_server.commands.components import model_spec, monitors, tool_sources
+    from vlmkit_server.commands.components import apis, model_spec, monitors, tool_sources
 
     layered, plugins = read_with_plugins(config_file, assignments, address)
     config, settings = layered.config, settings_of(layered.config)
@@ -148,9 +150,10 @@ def _prepared(
     specs = {name_of(each): model_spec(each, config, plugins, built) for each in entries}
     if len(specs) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
-    sources = tool_sources(config, plugins)
-    names = component_names_of(plugins, {}, {"tool_sources": sources, "monitors": built})
-    return _Prepared(config, settings, plugins, specs, sources, built, names)
+    sources, served = tool_sources(config, plugins), apis(config, plugins)
+    groups = {"apis": served, "tool_sources": sources, "monitors": built}
+    names = component_names_of(plugins, {}, groups)
+    return _Prepared(config, settings, plugins, specs, served, sources, built, names)
 
 
 def settings_of(config: "Config") -> "ServerSettings":
@@ -203,6 +206,7 @@ def _run(prepared: _Prepared) -> None:
         prepared.specs,
         settings,
         fetch=prepared.config.fetch,
+        apis=prepared.apis,
         tool_sources=prepared.tool_sources,
         monitors=prepared.monitors,
         request_fields=request_fields(prepared.plugins),

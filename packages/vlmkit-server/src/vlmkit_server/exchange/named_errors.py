@@ -3,7 +3,8 @@
 An image can fail long after its request is accepted: when it is encoded.
 """
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 from typing import Protocol
 
 from vlmkit.errors import ImageError, MediaError, RequestError
@@ -37,6 +38,20 @@ def media_names(request: Request, field_of: Callable[[RequestError], str | None]
     """
     shown = sum(isinstance(part, ImagePart | FilePart) for part in parts_of(request.messages))
     return [field_of(_of_medium(index)) for index in range(shown or len(request.images))]
+
+
+@contextmanager
+def naming_fields(field_of: Callable[[RequestError], str | None]) -> Iterator[None]:
+    """Set ``param`` of an error in the block to the field of the body that the client sent.
+
+    Args:
+        field_of: returns the field that an error is about.
+    """
+    try:
+        yield
+    except RequestError as error:
+        error.param = field_of(error)
+        raise
 
 
 def naming_media(stream: AnswerReader, names: Names) -> AnswerReader:

@@ -26,6 +26,7 @@ class Obfuscated:
 
     def __init__(self, events: Events) -> None:
         self._events = events
+        self.media_type = events.media_type
         self.ping, self.repeats_answer = events.ping, events.repeats_answer
         self.opening = events.opening
 

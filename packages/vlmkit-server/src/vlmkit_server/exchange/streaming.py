@@ -19,8 +19,8 @@ from vlmkit_server.http.caller import tenant_or_network
 from vlmkit_server.http.errors import ClientGone, Unavailable
 
 TIMING_HEADER = b"x-vlmkit-timing"  # requests timings in the stream
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 _HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -55,8 +55,13 @@ class Events(Protocol):
     """Encodes an answer's chunks as events."""
 
     @property
+    def media_type(self) -> str:
+        """The media type of the stream: server-sent events, or lines of JSON."""
+        ...
+
+    @property
     def ping(self) -> bytes:
-        """An event without content, to keep the connection open."""
+        """An event without content, to keep the connection open; empty if the type has none."""
         ...
 
     @property
@@ -87,6 +92,7 @@ class ByteStream(ABC):
     Args:
         service: cancels the work when the server gives up.
         headers: further response headers, in ASCII.
+        media_type: the media type of the stream.
 
     Attributes:
         ping: an event without content.
@@ -97,10 +103,12 @@ class ByteStream(ABC):
     ping: bytes
     repeats_answer = False
 
-    def __init__(self, service: Service, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, service: Service, headers: Mapping[str, str], media_type: str = EVENT_STREAM
+    ) -> None:
         self._service = service
         encoded = ((name.encode(), value.encode()) for name, value in headers.items())
-        self._headers = [*_HEADERS, *encoded]
+        self._headers = [(b"content-type", media_type.encode()), *_HEADERS, *encoded]
         self._num_writes = 0
 
     @abstractmethod
@@ -156,7 +164,7 @@ class ByteStream(ABC):
         while True:
             seen = self._num_writes
             await asyncio.sleep(self._service.settings.keepalive_s)
-            if self._num_writes == seen:
+            if self._num_writes == seen and self.ping:
                 await self.send(send, self.ping)
 
     async def send(self, send: Send, body: bytes) -> None:
@@ -190,7 +198,7 @@ class EventStream(ByteStream):
         images_s: float = 0.0,
     ) -> None:
         timing = timing_before(images_s, stream.timings)
-        super().__init__(service, {"server-timing": timing, **headers})
+        super().__init__(service, {"server-timing": timing, **headers}, events.media_type)
         self._images_s = images_s
         self._has_timing = False
         self._stream = stream
@@ -200,7 +208,8 @@ class EventStream(ByteStream):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the answer, to its end or the client's disconnect."""
-        self._has_timing = (TIMING_HEADER, b"1") in scope["headers"]
+        has_comments = self._events.media_type == EVENT_STREAM
+        self._has_timing = has_comments and (TIMING_HEADER, b"1") in scope["headers"]
         await super().__call__(scope, receive, send)
 
     async def write(self, send: Send) -> None:

@@ -212,6 +212,16 @@ def openai_error(fault: Fault, _status: int, _scope: Scope) -> bytes:
     return msgspec.json.encode(ErrorBody(fault))
 
 
+class OpenAiErrors:
+    """The error body of OpenAI's APIs, for APIs that have the same."""
+
+    error_type = ErrorBody
+
+    def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
+        """Encode an error in OpenAI's shape."""
+        return openai_error(fault, status, scope)
+
+
 def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
     """Return the exception handlers of routes.
 

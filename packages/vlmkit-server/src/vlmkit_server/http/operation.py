@@ -1,14 +1,11 @@
 """Describes what a route accepts and returns; the OpenAPI document is generated from it."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmkit.settings.scope import Scope
 from vlmkit_server.http.errors import ErrorBody
-
-Access = Literal["open", "key"] | Scope
-"""Who may call a route: anyone, anyone with a key, or keys with a scope."""
+from vlmkit_server.interfaces.api import Access
 
 
 class Operation(NamedTuple):

@@ -1,1 +1,1 @@
-"""The interfaces of tool sources and monitors, the kinds that the server owns. Public."""
+"""The interfaces of APIs, tool sources and monitors, the kinds that the server owns. Public."""

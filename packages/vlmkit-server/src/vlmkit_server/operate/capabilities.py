@@ -4,7 +4,7 @@ Everything is derived from the running server: routes, the fields of their bodie
 facts.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Sequence as Seq
 from typing import Any, cast, get_args
 
 import msgspec
@@ -16,52 +16,16 @@ from vlmkit.interfaces.runner import CONSTRAINT, RunnerFacts
 from vlmkit.interfaces.tokenizer import Option
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.apis.anthropic_messages.wire import COUNT, MESSAGES
-from vlmkit_server.apis.openai_chat.prompt_options import EFFORT
-from vlmkit_server.apis.openai_chat.wire import CHAT
-from vlmkit_server.apis.openai_completions.wire import COMPLETIONS
-from vlmkit_server.apis.openai_embeddings.wire import EMBEDDINGS
-from vlmkit_server.apis.openai_responses.wire import INPUT_TOKENS, RESPONSES
-from vlmkit_server.apis.tokens.wire_generate import GENERATE
-from vlmkit_server.apis.tokens.wire_render import (
-    RENDER_CHAT,
-    RENDER_COMPLETIONS,
-    RENDER_MESSAGES,
-    RENDER_RESPONSES,
-)
-from vlmkit_server.apis.tokens.wire_tokenize import DETOKENIZE, TOKENIZE
+from vlmkit_server.conversation.mounting import MountedApis
+from vlmkit_server.conversation.request_builder import EFFORT
 from vlmkit_server.exchange.service import KnownFields, Service
 from vlmkit_server.fleet.model_handle import ModelHandle, State
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.api import Route
 from vlmkit_server.operate.field_actions import actions, paths_of, rejected_fields
 from vlmkit_server.settings.server import FilesSettings
 from vlmkit_server.wire.answer_forms import Formed
-from vlmkit_server.wire.body import BodyReader
-
-_Bodies = Mapping[str, BodyReader[Any]]
-
-BODIES: dict[str, BodyReader[Any]] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/chat/completions/input_tokens": CHAT,
-    "/v1/chat/completions/render": RENDER_CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/completions/render": RENDER_COMPLETIONS,
-    "/v1/embeddings": EMBEDDINGS,
-    "/v1/messages": MESSAGES,
-    "/v1/messages/count_tokens": COUNT,
-    "/v1/messages/render": RENDER_MESSAGES,
-    "/v1/responses": RESPONSES,
-    "/v1/responses/input_tokens": INPUT_TOKENS,
-    "/v1/responses/render": RENDER_RESPONSES,
-    "/invocations": CHAT,
-    "/tokenize": TOKENIZE,
-    "/detokenize": DETOKENIZE,
-}
-_WITHOUT_ANSWER = frozenset(
-    path for path in BODIES if path.endswith(("/render", "/tokenize", "_tokens", "/detokenize"))
-)
-GENERATE_BODIES = {"/inference/v1/generate": GENERATE}
 
 
 class Endpoint(msgspec.Struct):
@@ -139,23 +103,24 @@ class CapabilitiesController(Controller):
     """Capabilities, for clients that check them before they send requests."""
 
     @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities, access="key"))
-    async def capabilities(self, service: NamedDependency[Service]) -> Capabilities:
+    async def capabilities(
+        self, service: NamedDependency[Service], apis: NamedDependency[MountedApis]
+    ) -> Capabilities:
         """Return what every model supports."""
         names, files = service.toolbox.names, service.settings.files
         data, batches = service.settings.data, None
         if data.folder:
             max_line_bytes = service.settings.max_body_bytes
             batches = BatchBounds(data.max_batch_lines, max_line_bytes, data.max_file_bytes)
-        return Capabilities(__version__, _models(service), names, files, batches)
+        return Capabilities(__version__, _models(service, apis.routes), names, files, batches)
 
 
-def _models(service: Service) -> list[ModelCapabilities]:
-    bodies = BODIES | (GENERATE_BODIES if service.settings.takes_generate else {})
+def _models(service: Service, routes: Seq[Route]) -> list[ModelCapabilities]:
     known = service.request_fields
-    return [_model(each, bodies, known) for each in service.models.values()]
+    return [_model(each, routes, known) for each in service.models.values()]
 
 
-def _model(model: ModelHandle, bodies: _Bodies, known: KnownFields) -> ModelCapabilities:
+def _model(model: ModelHandle, routes: Seq[Route], known: KnownFields) -> ModelCapabilities:
     if (facts := model.facts) is None:
         return ModelCapabilities(model.name, model.spec.aliases, model.state)
     return ModelCapabilities(
@@ -175,33 +140,37 @@ def _model(model: ModelHandle, bodies: _Bodies, known: KnownFields) -> ModelCapa
             facts.bounds.images,
         ),
         facts.defaults,
-        _endpoints(facts, bodies, known),
+        _endpoints(facts, routes, known),
         SamplerFacts(sorted(facts.sampler.ignores), facts.sampler.is_exact),
         {name: dict(field.schema) for name, field in facts.request_fields.items()},
     )
 
 
-def _endpoints(facts: RunnerFacts, bodies: _Bodies, known: KnownFields) -> dict[str, Endpoint]:
+def _endpoints(facts: RunnerFacts, routes: Seq[Route], known: KnownFields) -> dict[str, Endpoint]:
     """Return the endpoints and fields that a model supports."""
     supported = facts.request_fields.keys() & known.keys()  # other fields are not read from a body
     changing = {name for name, each in known.items() if any(f.changes != "nothing" for f in each)}
     idle = {EFFORT} - facts.options
     endpoints = {}
-    for path, reader in bodies.items():
-        if path != "/v1/embeddings" or facts.limits.hidden_size:
-            absent = _absent(facts, is_answered=path not in _WITHOUT_ANSWER) - idle
-            shape = cast("Hashable", reader.shape)  # mypy does not know it of type[Any]
-            refused = rejected_fields(reader) | paths_of(shape, absent)
-            parameters = reader.fields - refused - idle
-            if reader.takes_added:
-                parameters, refused = parameters | supported, refused | (changing - supported)
-            without_effect = {n for n, action in actions(reader).items() if action == "no effect"}
-            endpoints[path] = Endpoint(
-                sorted(parameters),
-                sorted(refused),
-                {name: of for name, of in sorted(reader.known.aliases.items()) if of in parameters},
-                sorted(without_effect - refused),
-            )
+    for each in routes:
+        reader = each.reader
+        if reader is None or not each.answers:
+            continue
+        if each.answers == "embed" and not facts.limits.hidden_size:
+            continue
+        absent = _absent(facts, is_answered=each.answers != "prompt") - idle
+        shape = cast("Hashable", reader.shape)  # mypy does not know it of type[Any]
+        refused = rejected_fields(reader) | paths_of(shape, absent)
+        parameters = reader.fields - refused - idle
+        if reader.takes_added:
+            parameters, refused = parameters | supported, refused | (changing - supported)
+        without_effect = {n for n, action in actions(reader).items() if action == "no effect"}
+        endpoints[each.path] = Endpoint(
+            sorted(parameters),
+            sorted(refused),
+            {name: of for name, of in sorted(reader.known.aliases.items()) if of in parameters},
+            sorted(without_effect - refused),
+        )
     return endpoints
 
 

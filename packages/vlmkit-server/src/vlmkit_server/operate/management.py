@@ -5,17 +5,14 @@ The routes exist only if the operator enables them. A client that does not want 
 nothing.
 """
 
-from typing import Any
-
 import msgspec
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
-from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
-from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.fleet.model_handle import ModelHandle
+from vlmkit_server.http.errors import OpenAiErrors
+from vlmkit_server.interfaces.api import Route
 from vlmkit_server.operate.models import ModelBody, model_body
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.sampling_fields import ModelName
@@ -35,60 +32,57 @@ class Managed(ModelBody, kw_only=True):
 
 
 NAMED = BodyReader(NamedModel, about=frozenset())
-OPERATION = Operation(Managed, NamedModel, access="admin")
 
 
-class ManagementController(Controller):
+class ManagementApi(OpenAiErrors):
     """Loading and unloading of models."""
 
-    @post(["/v1/models/load", "/models/load"], status_code=200, operation=OPERATION)
-    async def load(
-        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
-    ) -> ASGIApp:
-        """Load a model."""
-        return _LoadCall(request, service, NAMED)
-
-    @post(["/v1/models/unload", "/models/unload"], status_code=200, operation=OPERATION)
-    async def unload(
-        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
-    ) -> ASGIApp:
-        """Unload a model after its answers have ended."""
-        return _UnloadCall(request, service, NAMED)
-
-
-class _ManagementCall(Call[NamedModel]):
-    """A call whose response is the state of a model."""
-
-    def answer(self, name: str) -> ASGIApp:
-        """Return the response with the model's state."""
-        body = model_body(self.service.registry.find(name), name)
-        content = msgspec.json.encode(Managed(**msgspec.structs.asdict(body)))
-        return ASGIResponse(body=content, headers=self.headers)
+    def routes(self, _host: Host) -> list[Route]:
+        """Return the routes, each under two paths."""
+        return [
+            Route(
+                path=f"{prefix}/models/{handler.__name__}",
+                scope="admin",
+                handler=handler,
+                reader=NAMED,
+                answer=Managed,
+                answers="",
+            )
+            for handler in (load, unload)
+            for prefix in ("/v1", "")
+        ]
 
 
-class _LoadCall(_ManagementCall):
-    """Loads a model."""
-
-    async def start(self, body: NamedModel) -> ASGIApp:
-        """Load the model, or start to."""
-        name = self.service.name(body.model)
-        model = self.service.registry.find(name)
-        if body.wait:
-            await self.service.fleet.control.load(model)
-        else:
-            self.service.fleet.control.start_loading(model)
-        return self.answer(name)
+async def load(exchange: Exchange, body: NamedModel) -> ASGIApp:
+    """Load a model."""
+    control, model = exchange.service.fleet.control, _model(exchange, body)
+    if body.wait:
+        await control.load(model)
+    else:
+        control.start_loading(model)
+    return _state(exchange, body)
 
 
-class _UnloadCall(_ManagementCall):
-    """Unloads a model."""
+async def unload(exchange: Exchange, body: NamedModel) -> ASGIApp:
+    """Unload a model after its answers have ended."""
+    control, model = exchange.service.fleet.control, _model(exchange, body)
+    if body.wait:
+        await control.unload(model)
+    else:
+        control.start_unloading(model)
+    return _state(exchange, body)
 
-    async def start(self, body: NamedModel) -> ASGIApp:
-        """Unload the model, or start to."""
-        name = self.service.name(body.model)
-        model = self.service.registry.find(name)
-        if body.wait:
-            await self.service.fleet.control.unload(model)
-        else:
-            self.service.fleet.control.start_unloading(model)
-        return self.answer(name)
+
+def _model(exchange: Exchange, body: NamedModel) -> ModelHandle:
+    """Return the model of a body.
+
+    Raises:
+        RequestError: it does not exist, or several are served and none is named.
+    """
+    return exchange.service.registry.find(exchange.service.name(body.model))
+
+
+def _state(exchange: Exchange, body: NamedModel) -> ASGIApp:
+    """Return the response with the state of a model."""
+    found = model_body(_model(exchange, body), exchange.service.name(body.model))
+    return exchange.json(Managed(**msgspec.structs.asdict(found)))

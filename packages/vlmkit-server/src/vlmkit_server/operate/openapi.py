@@ -19,7 +19,7 @@ from vlmkit_server.exchange.service import KnownFields
 from vlmkit_server.http.errors import ErrorBody
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit_server.interfaces.api import Route
 from vlmkit_server.wire.ignored import HEADER, STRICT_HEADER
 
 _Json = dict[str, Any]
@@ -86,7 +86,7 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
-    _add_fields(components, added)
+    _add_fields(components, app.state.apis.routes, added)
     _require_tags_of_unions_alone(components)
     schema_of = dict(zip(types, schemas, strict=True))
     paths: dict[str, _Json] = {}
@@ -110,7 +110,7 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     )
 
 
-def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
+def _add_fields(components: dict[str, Any], routes: Seq[Route], added: KnownFields) -> None:
     """Add the fields of plugins to the bodies that accept them."""
     properties: _Json = {}
     for name, facts_of_plugins in added.items():  # several plugins may add a field of the same name
@@ -122,9 +122,9 @@ def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
                 components[prefix + definition_name] = definition
             alternatives.append(schema)
         properties[name] = {"anyOf": [*alternatives, {"type": "null"}], "default": None}
-    for reader in (BODIES | GENERATE_BODIES).values():
-        if reader.takes_added and (body := components.get(reader.shape.__name__)):
-            body["properties"].update(properties)
+    readers = (route.reader for route in routes if route.reader)
+    for name in {reader.shape.__name__ for reader in readers if reader.takes_added}:
+        components[name]["properties"].update(properties)
 
 
 def _with_moved_references(schema: Any, prefix: str) -> Any:

@@ -4,7 +4,7 @@ Only files with the server's naming scheme that the database lists are opened or
 files in the folder stay. No name comes from a client. Bytes are counted in the event loop's thread;
 files are read and written in any thread.
 
-:mod:`vlmkit_server.apis.files.disk_store` and :mod:`vlmkit_server.apis.batches.store` decide what
+:mod:`vlmkit_server.storage.disk_store` and :mod:`vlmkit_server.apis.batches.store` decide what
 the files contain, and when one is unlinked.
 """
 

@@ -1,6 +1,6 @@
 """The tools of all sources that the server runs itself, by name.
 
-:mod:`vlmkit_server.apis.openai_chat.tool_loop` continues the conversation with their results.
+:mod:`vlmkit_server.conversation.tool_loop` continues the conversation with their results.
 """
 
 import logging

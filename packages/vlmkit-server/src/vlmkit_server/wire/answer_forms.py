@@ -22,6 +22,7 @@ from vlmkit.types.constraint import (
     Regex,
 )
 
+_FORMAT = "response_format"
 SchemaName = Annotated[str, Meta(max_length=512)]
 MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as sent, white space included
 
@@ -91,35 +92,46 @@ class RequestedForm(NamedTuple):
     constraint: Constraint
 
 
-def requested_form(body: Formed) -> RequestedForm | None:
+def requested_form(
+    body: Formed, path: str = _FORMAT, form: ResponseFormat | None = None
+) -> RequestedForm | None:
     """Return the output format that a body requests; None leaves the answer free.
+
+    Args:
+        body: the fields that request one.
+        path: the body's own field for a format, where it is not ``response_format``.
+        form: the format that this field requests.
 
     Raises:
         RequestError: several fields request one, or a constraint is invalid.
     """
+    if form is not None and body.response_format is not None:
+        raise RequestError(f"{_FORMAT} and {path} exclude each other", param=_FORMAT)
     found = []
-    for field, parse, value in _requested(body):
+    for field, parse, value in _requested(body, path, form or body.response_format):
         try:
             found.append(RequestedForm(field, parse(value)))
         except ConstraintError as error:
             error.param = field
             raise
     if len(found) > 1:
-        fields = [form.field for form in found]
+        fields = [each.field for each in found]
         raise RequestError(f"{' and '.join(fields)} exclude each other", param=fields[1])
     return found[0] if found else None
 
 
-def _requested(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any]]:
+def _requested(
+    body: Formed, path: str, form: ResponseFormat | None
+) -> Iterator[tuple[str, Callable[[Any], Constraint], Any]]:
     """Yield each field that is set, the parser of its constraint, and its value."""
-    form, outputs = body.response_format, body.structured_outputs or StructuredOutputs()
+    outputs = body.structured_outputs or StructuredOutputs()
     if isinstance(form, JsonObjectForm):
         schema = _given(form.schema)
-        yield "response_format", _object if schema is None else _described, schema
+        yield path, _object if schema is None else _described, schema
     elif isinstance(form, JsonSchemaForm):
-        schema, is_strict = _schema_of(form)
+        schema, is_strict = _schema_of(form, path)
         described = partial(_described, is_strict=is_strict)
-        yield "response_format", _object if schema is None else described, schema
+        yield path, _object if schema is None else described, schema
     if outputs.json_object:
         yield "structured_outputs.json_object", _object, None
     for field, parse, value in (
@@ -136,7 +148,7 @@ def _requested(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint],
             yield field, parse, value
 
 
-def _schema_of(form: JsonSchemaForm) -> tuple[Raw | None, bool]:
+def _schema_of(form: JsonSchemaForm, path: str) -> tuple[Raw | None, bool]:
     """Return the schema of a format, if it has one, and whether it is strict.
 
     Raises:
@@ -145,13 +157,11 @@ def _schema_of(form: JsonSchemaForm) -> tuple[Raw | None, bool]:
     schema, named = _given(form.schema), form.json_schema
     if named is None and schema is None:
         raise RequestError(
-            "response_format of type json_schema needs json_schema.schema, or schema",
-            param="response_format",
+            f"{path} of type json_schema needs json_schema.schema, or schema", param=path
         )
     if named is not None and schema is not None:
         raise RequestError(
-            "response_format.json_schema and response_format.schema exclude each other",
-            param="response_format.schema",
+            f"{path}.json_schema and {path}.schema exclude each other", param=f"{path}.schema"
         )
     if named is None:
         return schema, bool(form.strict)

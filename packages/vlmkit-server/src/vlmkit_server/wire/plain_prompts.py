@@ -66,5 +66,9 @@ def plain_fields(text: Plain) -> dict[str, Any]:
 
 def rename_param(error: RequestError, name: str) -> None:
     """Set the body's field in a runner's error about a prompt."""
-    if error.param in _OF_A_TEXT:
-        error.param = name
+    error.param = plain_field(name, error)
+
+
+def plain_field(name: str, error: RequestError) -> str | None:
+    """Return the body's field of a runner's error about the prompt in the field ``name``."""
+    return name if error.param in _OF_A_TEXT else error.param

@@ -1,5 +1,6 @@
 """Converts the fields of a body into sampling parameters."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from vlmkit.errors import RequestError
@@ -33,7 +34,6 @@ _SAME_NAME = (
     "ignore_eos",
     "min_tokens",
     "max_tokens",
-    "n",
 )
 
 TOP_K_OFF = -1  # of top_k, as other servers write it
@@ -47,14 +47,20 @@ def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    return parameter_values(body)
+    values = parameter_values(body, body.stop)
+    return values if body.n is None else values | {"n": body.n}
 
 
-def parameter_values(fields: Any) -> dict[str, Any]:
-    """Return the sampling parameters that are set under their own names."""
+def parameter_values(fields: Any, stop: str | Iterable[str] | None) -> dict[str, Any]:
+    """Return the sampling parameters that are set under their own names.
+
+    Args:
+        fields: a body, or the object in it that holds them.
+        stop: the texts that end the answer, which each API names its own way.
+    """
     values = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     if values.get("top_k") == TOP_K_OFF:
         values["top_k"] = 0
-    if fields.stop is not None:
-        values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    if stop is not None:
+        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return values

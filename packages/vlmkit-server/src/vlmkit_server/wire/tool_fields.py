@@ -154,7 +154,7 @@ def unsupported_type(path: str, own: str, *, must_call: bool) -> RequestError:
 
 
 def tool_values(body: ToolFields) -> dict[str, Any]:
-    """Return the tools of a body, by the names of :class:`vlmkit.Request`."""
+    """Return the tools of a body, by the names of a conversation's attributes."""
     choice: ToolChoice | NamedTool | None = (
         NamedTool(body.tool_choice.function.name)
         if isinstance(body.tool_choice, ChosenTool)
@@ -162,10 +162,11 @@ def tool_values(body: ToolFields) -> dict[str, Any]:
     )
     functions = body.shown_functions
     return {
-        "tools": list(map(_definition, functions)) or None,
+        "tools": list(map(tool_definition, functions)) or None,
+        "num_tool_chars": len(msgspec.json.encode(body.tools)) if body.tools else 0,
         "strict_tools": tuple(function.name for function in functions if function.strict),
-        "tool_choice": choice or ("auto" if functions else "none"),
-        "parallel_tool_calls": body.parallel_tool_calls is not False or not functions,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
     }
 
 
@@ -183,7 +184,7 @@ def arguments_text(given: Arguments) -> str:
         raise RequestError("the arguments of a call are nested too deeply") from None
 
 
-def _definition(function: Function) -> dict[str, Any]:
+def tool_definition(function: Function) -> dict[str, Any]:
     """Return a definition as chat templates expect it, with defaults filled in."""
     definition = {"name": function.name, "description": function.description or ""}
     parameters = function.parameters or {"type": "object", "properties": {}}

@@ -178,12 +178,15 @@ def subject_of(
     plugins: Plugins,
 ) -> dict[str, Any] | str:
     """Return the members of a contract's class, or why it cannot run."""
-    if kind.name == "constraint":
-        return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
+    members: dict[str, dict[str, Any]] = {
+        "api": {"make": make, "requests": tuple, "chat": _no_request},
+        "command": {"name": provider.name, "environ": lambda: given.environ},
+        "constraint": {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None},
+    }
+    if kind.name in members:
+        return members[kind.name]
     if kind.name == "model":
         return _source(provider, kind, plugins, given)
-    if kind.name == "command":
-        return {"name": provider.name, "environ": lambda: given.environ}
     if kind.name == "runner":
         return _runner(make, given)
     if kind.name == "media_loader":
@@ -273,3 +276,7 @@ def _engine(model: ModelParts) -> dict[str, Any]:
         "twins": model.twins,
         "answer_ids": model.answer_ids,
     }
+
+
+def _no_request(*_: Any, **_options: Any) -> None:
+    """Return no request: only the author of an API knows its bodies."""

@@ -13,9 +13,9 @@ from vlmkit.errors import RequestError
 from vlmkit.types.completion import Choice, Completion, FinishReason, Usage
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL, Round
-from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
+from vlmkit_server.conversation.executed_calls import SERVER_LABEL, Round
+from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Extras
+from vlmkit_server.wire.image_transforms import ImageTransform, image_transforms
 
 SERVER_TOOL_ID_PREFIX = "mcptoolu_"  # starts the ids of calls that the server executes
 INVALID_INPUT_KEY = (
@@ -130,9 +130,7 @@ def message_body(
     head: AnswerHead,
     completion: Completion,
     rounds: Iterable[Round] = (),
-    *,
-    has_transforms: bool = False,
-    has_places: bool = False,
+    extras: Extras = NO_EXTRAS,
 ) -> bytes:
     """Encode a whole answer.
 
@@ -140,8 +138,7 @@ def message_body(
         head: the fields that every object of the answer repeats.
         completion: a completion of one choice.
         rounds: the rounds of an answer with tools of the server, whose content replaces the choice.
-        has_transforms: whether the answer has the transforms of images.
-        has_places: whether it has the grounded regions.
+        extras: what the answer reports besides its content.
     """
     (choice,) = completion.choices
     content = [block for each in rounds for block in _round_content(each)] or _content(choice)
@@ -153,8 +150,8 @@ def message_body(
         MessageUsage.of(completion.usage),
         stop_reason(choice.finish_reason, choice.stop_string, calls=bool(choice.tool_calls)),
         choice.stop_string,
-        image_transforms(images) if has_transforms else msgspec.UNSET,
-        choice.places if has_places else msgspec.UNSET,
+        image_transforms(images) if extras.image_transforms else msgspec.UNSET,
+        choice.places if extras.places else msgspec.UNSET,
     )
     return msgspec.json.encode(body)
 

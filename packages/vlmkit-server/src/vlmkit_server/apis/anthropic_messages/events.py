@@ -21,11 +21,12 @@ from vlmkit_server.apis.anthropic_messages.answer import (
     server_tool_result,
     stop_reason,
 )
-from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
-from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
+from vlmkit_server.conversation.executed_calls import ResultDelta
+from vlmkit_server.exchange.streaming import EVENT_STREAM
 from vlmkit_server.http.errors import fault_of, status_of
 from vlmkit_server.http.message_errors import message_error
+from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Extras
+from vlmkit_server.wire.image_transforms import image_transforms
 
 _encode = msgspec.json.encode
 _BLOCKS: dict[type[Delta], Block] = {
@@ -45,19 +46,17 @@ class MessageEvents:
     Args:
         head: the fields that every object of the answer repeats.
         num_prompt_tokens: the number of tokens of the prompt.
+        extras: what the last events report besides the usage.
         runs_calls: whether the server executes the calls.
-        has_transforms: whether the client requests the transforms of its images.
-        has_places: whether it requests grounded regions.
     """
 
     def __init__(
         self,
         head: AnswerHead,
         num_prompt_tokens: int,
+        extras: Extras = NO_EXTRAS,
         *,
         runs_calls: bool = False,
-        has_transforms: bool = False,
-        has_places: bool = False,
     ) -> None:
         usage = MessageUsage.of(Usage(num_prompt_tokens))
         self._message = MessageBody(head.id, head.model, [], usage)
@@ -67,12 +66,13 @@ class MessageEvents:
         self._call_starts: dict[int, bytes] = {}  # the start of each call's deltas
         self._call_ids: dict[int, str] = {}  # of calls that the server executes
         self._runs_calls = runs_calls
-        self._has_transforms = has_transforms
-        self._has_places = has_places
+        self._has_transforms = extras.image_transforms
+        self._has_places = extras.places
         self._places: Sequence[GroundedRegion] = ()
         self._finish_reason: FinishReason | None = None
         self._stop_string: str | None = None
 
+    media_type = EVENT_STREAM
     repeats_answer = False
 
     @property

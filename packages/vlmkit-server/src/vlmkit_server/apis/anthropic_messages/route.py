@@ -1,143 +1,103 @@
-"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's API.
+"""``/v1/messages``: Anthropic's API, which answers a conversation, counts or renders it."""
 
-A body is translated to the chat API, and the answer to Anthropic's objects.
-"""
+from litestar.types import ASGIApp, Scope
 
-from typing import Any
-
-import msgspec
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
-from litestar.response.base import ASGIResponse
-from litestar.types import ASGIApp
-
-from vlmkit.interfaces.runner import AnswerStream
 from vlmkit_server.apis.anthropic_messages.answer import MessageBody, message_body
+from vlmkit_server.apis.anthropic_messages.conversation import conversation_of
 from vlmkit_server.apis.anthropic_messages.events import MessageEvents
-from vlmkit_server.apis.anthropic_messages.to_chat import as_chat
 from vlmkit_server.apis.anthropic_messages.wire import (
     COUNT,
     MESSAGES,
+    RENDER_MESSAGES,
     CountedTokens,
     CountRequest,
     MessagesRequest,
+    RenderMessagesRequest,
 )
-from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
-from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.tool_loop import (
-    ToolLoop,
-    check_server_tool_conflicts,
-    start_tool_loop,
-)
-from vlmkit_server.apis.openai_chat.translation import naming_fields
-from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.named_errors import media_names, naming_media
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.apis.openai_chat.rendering import Rendered, read_prompt, render
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.conversation.tool_loop import ToolLoop
+from vlmkit_server.http.errors import Fault
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.api import Route
 
-EFFORT_FIELD = "output_config.effort"
+PATH = "/v1/messages"
 
 
-class MessagesController(Controller):
+class MessagesApi:
     """The messages API."""
 
-    path = "/v1/messages"
-    exception_handlers = error_handlers(message_error)
+    error_type = MessageErrorBody
 
-    @post(
-        status_code=200,
-        operation=Operation(
-            MessageBody,
-            MessagesRequest,
-            "message event",
-            has_timing=True,
-            error=MessageErrorBody,
-        ),
-    )
-    async def create(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Answer a conversation."""
-        return _CreateCall(request, service, MESSAGES, converter)
+    def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
+        """Encode an error in Anthropic's shape."""
+        return message_error(fault, status, scope)
 
-    @post(
-        "/count_tokens",
-        status_code=200,
-        operation=Operation(CountedTokens, CountRequest, error=MessageErrorBody),
-    )
-    async def count(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Return how many tokens a conversation has."""
-        return _CountCall(request, service, COUNT, converter)
+    def routes(self, _host: Host) -> list[Route]:
+        """Return the routes of conversations."""
+        return [
+            Route(
+                path=PATH,
+                scope="chat",
+                handler=answer_messages,
+                reader=MESSAGES,
+                answer=MessageBody,
+                event="message event",
+                has_timing=True,
+            ),
+            Route(
+                path=f"{PATH}/count_tokens",
+                scope="chat",
+                handler=count_messages,
+                reader=COUNT,
+                answer=CountedTokens,
+                answers="prompt",
+            ),
+            Route(
+                path=f"{PATH}/render",
+                scope="chat",
+                handler=render_messages,
+                reader=RENDER_MESSAGES,
+                answer=Rendered,
+                answers="prompt",
+            ),
+        ]
 
 
-class _CreateCall(MessagesCall[MessagesRequest]):
-    """Answers one conversation."""
-
-    async def start(self, body: MessagesRequest) -> ASGIApp:
-        """Submit the request, and return its answer or a stream of it."""
-        runner = await self.runner(body.model)
-        head = answer_head("msg", self.model, runner)
-        translation = as_chat(body)
-        with naming_fields(translation.field_of):
-            request, images_s = await self.prepare_request(
-                translation.chat, runner.facts, head.id, effort=EFFORT_FIELD
-            )
-            self.report_unenforced_tools(translation.chat, runner.facts)
-            check_server_tool_conflicts(translation.chat, request)
-            stream: AnswerStream | ToolLoop
-            if body.server_tools:
-                stream = await start_tool_loop(
-                    translation.chat, request, runner, self.service, shows_calls=True
-                )
-            else:
-                stream = await runner.asubmit(request)
-        answer = naming_media(stream, media_names(request, translation.field_of))
-        options = {
-            "has_transforms": bool(body.return_image_transforms),
-            "has_places": bool(body.return_places),
-        }
-        if body.stream:
-            events = MessageEvents(
-                head, len(stream.prompt_token_ids), runs_calls=bool(body.server_tools), **options
-            )
-            return self.stream_events(answer, events, hides_sizes=False, images_s=images_s)
-        return WholeAnswer(
-            answer,
-            lambda completion: [
-                message_body(
-                    head,
-                    completion,
-                    stream.rounds if isinstance(stream, ToolLoop) else (),
-                    **options,
-                )
-            ],
-            self.service,
-            self.headers,
-            images_s,
+async def answer_messages(exchange: Exchange, body: MessagesRequest) -> ASGIApp:
+    """Answer a conversation."""
+    answer = await exchange.run(conversation_of(body), "msg", shows_calls=True)
+    source = answer.source
+    if body.stream:
+        events = MessageEvents(
+            answer.head,
+            len(source.prompt_token_ids),
+            answer.extras,
+            runs_calls=bool(body.server_tools),
         )
-
-
-class _CountCall(MessagesCall[CountRequest]):
-    """Counts the tokens of one conversation."""
-
-    async def start(self, body: CountRequest) -> ASGIApp:
-        """Tokenize the prompt of the messages and return its number of tokens."""
-        runner = await self.runner(body.model)
-        translation = as_chat(body)
-        with naming_fields(translation.field_of):
-            request, _ = await self.prepare_request(
-                translation.chat, runner.facts, "", effort=EFFORT_FIELD
+        return exchange.stream(answer, events)
+    return exchange.whole(
+        answer,
+        lambda completion: [
+            message_body(
+                answer.head,
+                completion,
+                source.rounds if isinstance(source, ToolLoop) else (),
+                answer.extras,
             )
-            tokens = await runner.atokenize(request)
-        content = msgspec.json.encode(CountedTokens(len(tokens.token_ids)))
-        return ASGIResponse(body=content, headers=self.headers)
+        ],
+    )
+
+
+async def count_messages(exchange: Exchange, body: CountRequest) -> ASGIApp:
+    """Return how many tokens a conversation has."""
+    prompt = await read_prompt(exchange, conversation_of(body))
+    return exchange.json(CountedTokens(len(prompt.tokens.token_ids)))
+
+
+async def render_messages(exchange: Exchange, body: RenderMessagesRequest) -> ASGIApp:
+    """Return the prompt of a conversation of Anthropic's API."""
+    return await render(
+        exchange, conversation_of(body), "msg", light=body.light, stream=body.stream
+    )

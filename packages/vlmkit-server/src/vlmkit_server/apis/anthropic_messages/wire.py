@@ -287,3 +287,12 @@ COUNT = BodyReader(
     refused_names(CountRequest),
     about=frozenset({"prompt"}),
 )
+
+
+class RenderMessagesRequest(MessagesRequest, kw_only=True):
+    """The body of ``POST /v1/messages/render``."""
+
+    light: bool | None = None
+
+
+RENDER_MESSAGES = MESSAGES.of(RenderMessagesRequest)

@@ -1,4 +1,4 @@
-"""Fields for tools in Anthropic's bodies, and their translation to the chat API."""
+"""Fields for tools in Anthropic's bodies, and the same in the form of OpenAI's."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from vlmkit_server.wire.tool_fields import (
     ChosenTool,
     Function,
     Tool,
+    ToolFields,
     check_types,
     shown_type,
 )
@@ -71,8 +72,8 @@ AnthropicTools = Annotated[list[AnthropicTool], Meta(max_length=128)]
 ToolChoice = ToolChoiceAuto | ToolChoiceAny | ToolChoiceTool | ToolChoiceNone
 
 
-def chat_tools(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> dict[str, Any]:
-    """Return the fields of the chat API for tools and the tool choice.
+def tool_fields(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> ToolFields:
+    """Return tools and the tool choice in the form of OpenAI's fields.
 
     Raises:
         RequestError: a tool has an unsupported type, or lacks its name or schema.
@@ -83,11 +84,11 @@ def chat_tools(tools: list[AnthropicTool] | None, choice: ToolChoice | None) -> 
         disables_parallel = None
     else:
         disables_parallel = choice.disable_parallel_tool_use
-    return {
-        "tools": [_tool(n, t) for n, t in enumerate(tools or ()) if t.left_out is None] or None,
-        "tool_choice": None if choice is None else _choice(choice),
-        "parallel_tool_calls": not disables_parallel,
-    }
+    return ToolFields(
+        tools=[_tool(n, t) for n, t in enumerate(tools or ()) if t.left_out is None] or None,
+        tool_choice=None if choice is None else _choice(choice),
+        parallel_tool_calls=not disables_parallel,
+    )
 
 
 def _choice(choice: ToolChoice) -> Literal["none", "auto", "required"] | ChosenTool:
@@ -107,7 +108,7 @@ def _refusal(path: str, supported: str) -> RequestError:
 
 
 def _tool(number: int, tool: AnthropicTool) -> Tool:
-    """Return a tool of the chat API; examples of input go into its JSON schema."""
+    """Return a tool in OpenAI's form; examples of input go into its JSON schema."""
     path = f"tools[{number}]"
     if tool.name is None:
         raise RequestError(f"{path}.name is needed in a tool of type custom", param=path)

@@ -15,10 +15,10 @@ from vlmkit_server.apis.batches.records import Kind, OpenBatch
 from vlmkit_server.apis.batches.runner import BatchRunner
 from vlmkit_server.apis.batches.store import BatchStore
 from vlmkit_server.apis.batches.wire import MESSAGES, BatchBody, BatchErrors, BatchRequest
-from vlmkit_server.apis.files.disk_store import FilesOnDisk
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.http.errors import NotStored, Unavailable
+from vlmkit_server.storage.disk_store import FilesOnDisk
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from vlmkit_server.apis.batches.records import OpenBatch
 from vlmkit_server.apis.batches.rows import change_batch, status_of
 from vlmkit_server.apis.batches.wire import BatchErrors, Status
-from vlmkit_server.apis.files.disk_store import DiskFile, insert
 from vlmkit_server.storage.data_folder import MIN_FILE_BYTES, Folder
+from vlmkit_server.storage.disk_store import DiskFile, insert
 
 KEPT_S = 30 * 86_400  # after its end
 _JSONL = "application/jsonl"

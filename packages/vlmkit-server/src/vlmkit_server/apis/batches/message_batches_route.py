@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,8 +24,8 @@ from vlmkit_server.apis.batches.message_batches_wire import (
     MessageBatchRequest,
 )
 from vlmkit_server.apis.batches.wire import BatchBody
-from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.message_errors import MessageErrorBody, message_error
@@ -57,12 +58,12 @@ class MessageBatchesController(Controller):
     async def batches(
         self,
         request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
+        host: NamedDependency[Host],
         batches: NamedDependency[Batches | None],
     ) -> ASGIApp:
         """List batches of messages, or create one."""
         if request.method == HttpMethod.POST:
-            return _CreateCall(request, service, batches)
+            return Exchange(request, host, REQUESTS, partial(create_batch, found=batches))
         query = _query(dict(request.query_params.multi_items()))
         page, has_more = [], False
         if batches is not None:
@@ -137,24 +138,17 @@ class MessageBatchesController(Controller):
         return _Results(batches, names)
 
 
-class _CreateCall(Call[MessageBatchRequest]):
-    """Creates a batch of messages."""
-
-    def __init__(
-        self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
-    ) -> None:
-        super().__init__(request, service, REQUESTS)
-        self._batches = batches
-
-    async def start(self, body: MessageBatchRequest) -> ASGIApp:
-        """Store the requests as an input file, which is checked like any other."""
-        batches = require_batches(self._batches)
-        most = self.service.settings.data.max_batch_lines
-        await asyncio.to_thread(check, body.requests, most)
-        created = await batches.create_of_lines(lines(body.requests), self.caller)
-        body_now = message_batch(created, 0)
-        body_now.request_counts.processing = len(body.requests)
-        return ASGIResponse(body=msgspec.json.encode(body_now), headers=self.headers)
+async def create_batch(
+    exchange: Exchange, body: MessageBatchRequest, found: Batches | None
+) -> ASGIApp:
+    """Store the requests of a batch as an input file, which is checked like any other."""
+    batches = require_batches(found)
+    most = exchange.service.settings.data.max_batch_lines
+    await asyncio.to_thread(check, body.requests, most)
+    created = await batches.create_of_lines(lines(body.requests), exchange.caller)
+    body_now = message_batch(created, 0)
+    body_now.request_counts.processing = len(body.requests)
+    return exchange.json(body_now)
 
 
 class _Results:

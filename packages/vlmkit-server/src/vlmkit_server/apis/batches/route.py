@@ -1,5 +1,6 @@
 """``/v1/batches``: create, read, list and cancel batches, in OpenAI's shapes."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from litestar.types import ASGIApp
 from vlmkit.errors import RequestError
 from vlmkit.settings.scope import Scope
 from vlmkit_server.apis.batches.batches import Batches, batches_or_not_found, require_batches
+from vlmkit_server.apis.batches.message_batches_route import MessageBatchesController
 from vlmkit_server.apis.batches.wire import (
     BatchBody,
     BatchesPage,
@@ -20,17 +22,33 @@ from vlmkit_server.apis.batches.wire import (
     BatchRequest,
     Endpoint,
 )
-from vlmkit_server.apis.openai_chat.call import Call
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.auth.key import Key
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import ScopeMissing
+from vlmkit_server.http.errors import OpenAiErrors, ScopeMissing
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
+from vlmkit_server.storage.disk_store import FilesOnDisk
 from vlmkit_server.wire.body import BodyReader
 
 # A batch has no answer, prompt or vector itself, so no field can change one.
 _BODY_READER = BodyReader(BatchRequest, about=frozenset())
 _SCOPES: dict[Endpoint, Scope] = {"/v1/embeddings": "embed"}  # "chat" for all others
+
+
+class BatchesApi(OpenAiErrors):
+    """The batch APIs of OpenAI and Anthropic; they store batches in ``server.data.folder``."""
+
+    def routes(self, host: Host) -> list[type[Controller]]:
+        """Return the routes of batches."""
+        batches = None
+        if isinstance(host.files, FilesOnDisk):
+            batches = Batches(host.files, host.service, host.app)
+            host.on_startup.append(batches.start)
+            host.on_shutdown.append(batches.stop)
+        host.dependencies["batches"] = batches
+        return [BatchesController, MessageBatchesController]
 
 
 class BatchesController(Controller):
@@ -49,12 +67,12 @@ class BatchesController(Controller):
     async def batches(
         self,
         request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
+        host: NamedDependency[Host],
         batches: NamedDependency[Batches | None],
     ) -> ASGIApp:
         """List batches, or create one."""
         if request.method == HttpMethod.POST:
-            return _CreateBatch(request, service, batches)
+            return Exchange(request, host, _BODY_READER, partial(create_batch, found=batches))
         query = _query(dict(request.query_params.multi_items()))
         found = []
         if batches is not None:
@@ -91,24 +109,14 @@ class BatchesController(Controller):
         return _json(await batches_or_not_found(batches).cancel(batch_id, caller_of(request)))
 
 
-class _CreateBatch(Call[BatchRequest]):
-    """Creates a batch: the ASGI application that answers one POST."""
-
-    def __init__(
-        self, request: Request[Any, Any, Any], service: Service, batches: Batches | None
-    ) -> None:
-        super().__init__(request, service, _BODY_READER)
-        self._batches = batches
-        self._key = request.scope["state"].get("key")
-
-    async def start(self, body: BatchRequest) -> ASGIApp:
-        """Store a batch; background tasks check its input file, and then run its requests."""
-        batches = require_batches(self._batches)
-        scope = _SCOPES.get(body.endpoint, "chat")
-        if self._key is not None and not self._key.may(scope):
-            raise ScopeMissing(f"this API key may not do this: it needs the scope {scope!r}")
-        created = await batches.create(body, self.caller)
-        return ASGIResponse(body=msgspec.json.encode(created), headers=self.headers)
+async def create_batch(exchange: Exchange, body: BatchRequest, found: Batches | None) -> ASGIApp:
+    """Store a batch; background tasks check its input file, and then run its requests."""
+    batches = require_batches(found)
+    scope = _SCOPES.get(body.endpoint, "chat")
+    key: Key | None = exchange.http.scope["state"].get("key")
+    if key is not None and not key.may(scope):
+        raise ScopeMissing(f"this API key may not do this: it needs the scope {scope!r}")
+    return exchange.json(await batches.create(body, exchange.caller))
 
 
 def _query(query: dict[str, str]) -> BatchesQuery:

@@ -22,9 +22,9 @@ from vlmkit_server.apis.batches.wire import (
     BatchBody,
     BatchRequest,
 )
-from vlmkit_server.apis.files.disk_store import BATCH_LIVES_S
 from vlmkit_server.http.caller import Caller
 from vlmkit_server.storage.data_folder import MIN_FILE_BYTES, Folder
+from vlmkit_server.storage.disk_store import BATCH_LIVES_S
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_WINDOW_S = 30 * 86_400

@@ -14,18 +14,34 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit_server.apis.files.shapes import deleted, encoded, file_error, listed
-from vlmkit_server.apis.files.storage import FileFacts, FileStorage
 from vlmkit_server.apis.files.upload import upload
 from vlmkit_server.apis.files.wire import DeletedFile, FileBody, FileForm, FilesPage, FilesQuery
+from vlmkit_server.conversation.host import Host
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.errors import ErrorBody, Fault, error_handlers
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
+from vlmkit_server.storage.file_storage import FileFacts, FileStorage
 
 PIECE_BYTES = 2**20
 
 _NOT_SHOWN = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+
+
+class FilesApi:
+    """The API of files, in OpenAI's and in Anthropic's shapes."""
+
+    error_type = ErrorBody
+
+    def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
+        """Encode an error in the shape of the client's API."""
+        return file_error(fault, status, scope)
+
+    def routes(self, host: Host) -> list[type[Controller]]:
+        """Return the routes of files."""
+        host.dependencies["files"] = host.files
+        return [FilesController]
 
 
 class FilesController(Controller):

@@ -8,7 +8,6 @@ from litestar.datastructures import Headers
 from litestar.types import Scope
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.files.storage import FileFacts
 from vlmkit_server.apis.files.wire import (
     DeletedFile,
     DeletedFileMetadata,
@@ -20,6 +19,7 @@ from vlmkit_server.apis.files.wire import (
 )
 from vlmkit_server.http.errors import Fault, openai_error
 from vlmkit_server.http.message_errors import message_error
+from vlmkit_server.storage.file_storage import FileFacts
 
 VERSION = "anthropic-version"
 _MAX_ANTHROPIC_PAGE = 1000

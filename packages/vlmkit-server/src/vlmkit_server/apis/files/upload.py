@@ -9,14 +9,14 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.files.disk_store import FilesOnDisk, IncomingFile
 from vlmkit_server.apis.files.form import FormReader, SentFile, boundary_of, sent_file
 from vlmkit_server.apis.files.shapes import encoded
-from vlmkit_server.apis.files.storage import FilesInMemory, FileStorage
 from vlmkit_server.exchange.bodies import Body
 from vlmkit_server.exchange.content_encoding import check_not_encoded
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
+from vlmkit_server.storage.disk_store import FilesOnDisk, IncomingFile
+from vlmkit_server.storage.file_storage import FilesInMemory, FileStorage
 from vlmkit_server.wire.ignored import shown_names
 
 PIECE_BYTES = 2**20

@@ -14,8 +14,9 @@ from vlmkit.types.completion import Choice, Completion, Usage
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Logprob, Sample
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.exchange.json_pieces import HOLE, drained, filled, listed
+from vlmkit_server.interfaces.conversation import AnswerHead, Extras
+from vlmkit_server.wire.image_transforms import ImageTransform, image_transforms
 
 LOGPROBS_PER_PIECE = 16  # tokens whose log-probabilities are encoded at once
 
@@ -146,15 +147,6 @@ class ChatCompletion(msgspec.Struct):
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class AnswerHead(msgspec.Struct, frozen=True):
-    """The fields that every object of one answer repeats."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
 LogprobsOf = Callable[[Iterable[Sample]], Logprobs]
 
 
@@ -194,11 +186,8 @@ def completion_pieces(
     head: AnswerHead,
     completion: Completion,
     logprobs: LogprobsOf | None,
-    *,
-    has_token_ids: bool,
+    extras: Extras,
     prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
-    has_transforms: bool = False,
-    has_places: bool = False,
 ) -> Iterator[bytes]:
     """Encode a whole answer in pieces; samples are removed from it as they are encoded."""
     choices = completion.choices
@@ -207,11 +196,11 @@ def completion_pieces(
         head.created,
         head.model,
         head.system_fingerprint,
-        _choices(choices, has_logprobs=bool(logprobs), ids=has_token_ids, places=has_places),
+        _choices(choices, extras),
         UsageBody.of(completion.usage),
-        completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
+        completion.prompt_token_ids if extras.token_ids else msgspec.UNSET,
         msgspec.UNSET if prompt_logprobs is None else HOLE,
-        image_transforms(completion.usage.images) if has_transforms else msgspec.UNSET,
+        image_transforms(completion.usage.images) if extras.image_transforms else msgspec.UNSET,
     )
     fillings = [logprob_pieces(logprobs, choice.samples) for choice in choices if logprobs]
     if prompt_logprobs is not None:
@@ -225,16 +214,14 @@ def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[byte
     return listed(chain.from_iterable(contents), LOGPROBS_PER_PIECE)
 
 
-def _choices(
-    choices: Seq[Choice], *, has_logprobs: bool, ids: bool, places: bool
-) -> list[AnswerChoice]:
+def _choices(choices: Seq[Choice], extras: Extras) -> list[AnswerChoice]:
     return [
         AnswerChoice(
             index,
-            _message(choice, has_places=places),
-            Logprobs(HOLE) if has_logprobs else None,
+            _message(choice, has_places=extras.places),
+            Logprobs(HOLE) if extras.logprobs else None,
             finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
-            choice.token_ids if ids else msgspec.UNSET,
+            choice.token_ids if extras.token_ids else msgspec.UNSET,
         )
         for index, choice in enumerate(choices)
     ]

@@ -13,9 +13,11 @@ from litestar.types import Scope
 from vlmkit.types.completion import Chunk, Usage
 from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, reasoning_of
 from vlmkit.types.sample import Sample
-from vlmkit_server.apis.openai_chat.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
-from vlmkit_server.apis.openai_chat.image_transforms import image_transforms
+from vlmkit_server.apis.openai_chat.answer import LogprobsOf, UsageBody, finish_reason
+from vlmkit_server.exchange.streaming import EVENT_STREAM
 from vlmkit_server.http.errors import ErrorBody, fault_of
+from vlmkit_server.interfaces.conversation import AnswerHead, Extras
+from vlmkit_server.wire.image_transforms import image_transforms
 from vlmkit_server.wire.sampling_fields import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -58,6 +60,7 @@ class UsageEvents:
 class DataEvents:
     """The keep-alive comment and the error event that streams of OpenAI's APIs share."""
 
+    media_type = EVENT_STREAM
     ping = b": ping\n\n"
     repeats_answer = False
 
@@ -74,10 +77,9 @@ class AnswerEvents(DataEvents):
         num_choices: the number of choices.
         usage: encodes the usage of events.
         logprobs: encodes samples; None if the client requests no log-probabilities.
-        prompt_token_ids: the tokens of the prompt, if the client requests token ids; each event
-            then has the token ids of its text.
-        has_transforms: whether the client requests the transforms of its images.
-        has_places: whether it requests grounded regions; the end of a choice has them.
+        extras: what events report besides text: with token ids, each event has those of its text;
+            the end of a choice has its grounded regions, and the last event the transforms.
+        prompt_token_ids: the tokens of the prompt, which the first event reports with token ids.
     """
 
     def __init__(
@@ -87,9 +89,8 @@ class AnswerEvents(DataEvents):
         *,
         usage: UsageEvents,
         logprobs: LogprobsOf | None,
-        prompt_token_ids: Seq[int] | None = None,
-        has_transforms: bool = False,
-        has_places: bool = False,
+        extras: Extras,
+        prompt_token_ids: Seq[int],
     ) -> None:
         fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1]
@@ -101,11 +102,11 @@ class AnswerEvents(DataEvents):
         self._text_starts = [start + b'{"content":' for start in self._starts]
         self._reasoning_starts = [start + b'{"reasoning":' for start in self._starts]
         self._calling_choices: set[int] = set()  # the choices that call tools
-        self._has_transforms = has_transforms
-        self._has_places = has_places
+        self._has_transforms = extras.image_transforms
+        self._has_places = extras.places
         self._logprobs = logprobs
+        self._has_token_ids = extras.token_ids
         self._prompt_token_ids = prompt_token_ids
-        self._has_token_ids = prompt_token_ids is not None
 
     def _set_tail(self) -> None:
         """Encode the end of events, with the usage so far if the client requests it."""
@@ -116,7 +117,7 @@ class AnswerEvents(DataEvents):
         """Return the first event of every choice: its role."""
         delta = b'{"role":"assistant","content":"","refusal":null'
         events = b"".join(start + delta + self._text_end for start in self._starts)
-        if self._prompt_token_ids is None:
+        if not self._has_token_ids:
             return events
         prompt_ids = b',"prompt_token_ids":' + _encode(self._prompt_token_ids)
         return self._head + prompt_ids + events.removeprefix(self._head)

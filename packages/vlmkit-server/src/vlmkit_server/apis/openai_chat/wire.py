@@ -234,3 +234,12 @@ CHAT = BodyReader(
     ChatRequest, refused_names(ChatRequest, AssistantMessage), _HINTS, takes_added=True
 )
 """Reads bodies of the chat API."""
+
+
+class RenderChatRequest(ChatRequest, kw_only=True):
+    """The body of ``POST /v1/chat/completions/render``."""
+
+    light: bool | None = None
+
+
+RENDER_CHAT = CHAT.of(RenderChatRequest)

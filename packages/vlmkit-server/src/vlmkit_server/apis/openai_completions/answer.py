@@ -12,7 +12,6 @@ from vlmkit.types.completion import Chunk, Completion, Usage
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import (
     LOGPROBS_PER_PIECE,
-    AnswerHead,
     PromptLogprobs,
     UsageBody,
     finite,
@@ -20,6 +19,7 @@ from vlmkit_server.apis.openai_chat.answer import (
 from vlmkit_server.apis.openai_chat.events import DONE, DataEvents, UsageEvents
 from vlmkit_server.apis.openai_chat.prompt_logprobs import prompt_logprobs
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, drained, filled, listed
+from vlmkit_server.interfaces.conversation import AnswerHead
 
 _encode = msgspec.json.encode
 

@@ -1,37 +1,43 @@
 """``POST /v1/completions``: completes plain texts, whole or streamed, with an optional echo."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.types.constraint import Constraint
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import MAX_CHOICES, SamplingParams
-from vlmkit_server.apis.openai_chat.call import Call, answer_head
 from vlmkit_server.apis.openai_chat.events import UsageEvents
-from vlmkit_server.apis.openai_chat.merged_stream import MergedStream
-from vlmkit_server.apis.openai_chat.prompt_logprobs import PromptScorer, check_not_streamed
+from vlmkit_server.apis.openai_chat.prompt_logprobs import check_not_streamed
+from vlmkit_server.apis.openai_chat.rendering import Rendered, rendered_pieces
 from vlmkit_server.apis.openai_completions.answer import (
     Echo,
     TextAnswerOptions,
     TextAnswers,
     TextCompletion,
 )
-from vlmkit_server.apis.openai_completions.wire import COMPLETIONS, CompletionRequest
-from vlmkit_server.exchange.full_response import WholeAnswer
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.apis.openai_completions.wire import (
+    COMPLETIONS,
+    RENDER_COMPLETIONS,
+    CompletionRequest,
+    RenderCompletionRequest,
+)
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.conversation.merged_stream import MergedStream
+from vlmkit_server.conversation.prompt_scorer import PromptScorer
 from vlmkit_server.gather import in_order
-from vlmkit_server.http.caller import Caller
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.http.errors import OpenAiErrors
+from vlmkit_server.interfaces.api import Route
 from vlmkit_server.wire.answer_forms import requested_form
 from vlmkit_server.wire.plain_prompts import (
     Plain,
@@ -43,68 +49,78 @@ from vlmkit_server.wire.plain_prompts import (
 )
 from vlmkit_server.wire.sampling import sampling_values
 
+PATH = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-class CompletionsController(Controller):
+class CompletionsApi(OpenAiErrors):
     """The completions API."""
 
-    path = "/v1/completions"
+    def routes(self, _host: Host) -> list[Route]:
+        """Return the routes of plain texts."""
+        return [
+            Route(
+                path=PATH,
+                scope="chat",
+                handler=complete,
+                reader=COMPLETIONS,
+                answer=TextCompletion,
+                event="text_completion",
+                has_timing=True,
+            ),
+            Route(
+                path=f"{PATH}/render",
+                scope="chat",
+                handler=render_texts,
+                reader=RENDER_COMPLETIONS,
+                answer=list[Rendered],
+                answers="prompt",
+            ),
+        ]
 
-    @post(
-        status_code=200,
-        operation=Operation(TextCompletion, CompletionRequest, "text_completion", has_timing=True),
+
+async def complete(exchange: Exchange, body: CompletionRequest) -> ASGIApp:
+    """Complete texts."""
+    check_not_streamed(body.prompt_logprobs, body.stream)
+    runner = await exchange.lease(body.model)
+    params = completion_params(body, runner.facts)
+    prompts = _Prompts(exchange, body, runner, params)
+    head = exchange.head("cmpl", runner)
+    echoes = await prompts.echoes() if body.echo else []
+    scores = await prompts.scores()
+    stream: AnswerStream | MergedStream | _EmptyStream
+    if body.echo and body.max_tokens == 0:
+        stream = _EmptyStream(len(echoes) * params.n, sum(len(each.token_ids) for each in echoes))
+        ids: list[Seq[int]] = [each.token_ids for each in echoes]
+    else:
+        streams = await prompts.submit()
+        stream = streams[0] if len(streams) == 1 else MergedStream(streams)
+        ids = [each.prompt_token_ids for each in streams]
+    answer_options = TextAnswerOptions(
+        end_token_ids=_end_token_ids(params, runner.facts),
+        echoes=echoes,
+        num_each=params.n,
+        prompts=ids if body.return_token_ids else None,
+        num_top=body.logprobs,
+        scores=scores,
     )
-    async def create(
-        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
-    ) -> ASGIApp:
-        """Complete texts."""
-        return CompletionCall(request, service, COMPLETIONS)
+    options = body.stream_options
+    usage = UsageEvents(options, lambda: stream.usage)
+    answers = TextAnswers(head, runner, len(ids) * params.n, answer_options, usage=usage)
+    if body.stream:
+        # In a thread, since a long prompt with its likeliest tokens takes seconds.
+        await asyncio.to_thread(answers.encode_prompts)
+        hides_sizes = bool(options and options.include_obfuscation)
+        return exchange.stream_chunks(stream, answers, hides_sizes=hides_sizes)
+    return exchange.whole_of(stream, answers.encode_whole)
 
 
-class CompletionCall(Call[CompletionRequest]):
-    """Completes the texts of one body."""
-
-    async def start(self, body: CompletionRequest) -> ASGIApp:
-        """Submit a request for each text, and merge their answers into one response."""
-        check_not_streamed(body.prompt_logprobs, body.stream)
-        runner = await self.runner(body.model)
-        params = completion_params(body, runner.facts)
-        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
-        clamps = self.service.settings.clamps_max_tokens
-        prompts = _Prompts(
-            body, runner, params, texts, self.caller, self.plugin_fields, clamps=clamps
-        )
-        head = answer_head("cmpl", self.model, runner)
-        echoes = await prompts.echoes() if body.echo else []
-        scores = await prompts.scores()
-        stream: AnswerStream | MergedStream | _EmptyStream
-        if body.echo and body.max_tokens == 0:
-            stream = _EmptyStream(
-                len(echoes) * params.n, sum(len(each.token_ids) for each in echoes)
-            )
-            ids: list[Seq[int]] = [each.token_ids for each in echoes]
-        else:
-            streams = await prompts.submit()
-            stream = streams[0] if len(streams) == 1 else MergedStream(streams)
-            ids = [each.prompt_token_ids for each in streams]
-        answer_options = TextAnswerOptions(
-            end_token_ids=_end_token_ids(params, runner.facts),
-            echoes=echoes,
-            num_each=params.n,
-            prompts=ids if body.return_token_ids else None,
-            num_top=body.logprobs,
-            scores=scores,
-        )
-        options = body.stream_options
-        usage = UsageEvents(options, lambda: stream.usage)
-        answers = TextAnswers(head, runner, len(ids) * params.n, answer_options, usage=usage)
-        if body.stream:
-            # In a thread, since a long prompt with its likeliest tokens takes seconds.
-            await asyncio.to_thread(answers.encode_prompts)
-            hides_sizes = bool(options and options.include_obfuscation)
-            return self.stream_events(stream, answers, hides_sizes=hides_sizes)
-        return WholeAnswer(stream, answers.encode_whole, self.service, self.headers)
+async def render_texts(exchange: Exchange, body: RenderCompletionRequest) -> ASGIApp:
+    """Return the prompts of plain texts."""
+    runner = await exchange.lease(body.model)
+    params = completion_params(body, runner.facts)
+    prompts = await _Prompts(exchange, body, runner, params).rendered()
+    return exchange.pieces(partial(_encode_all, prompts, runner))
 
 
 class _EmptyStream:
@@ -142,36 +158,32 @@ class _Prompts:
 
     def __init__(
         self,
+        exchange: Exchange,
         body: CompletionRequest,
         runner: Runner,
         params: SamplingParams,
-        texts: Seq[Plain],
-        caller: Caller,
-        added: Mapping[str, Any],
-        *,
-        clamps: bool,
     ) -> None:
+        self._exchange = exchange
         self._body = body
-        self._clamps = clamps
         self._runner = runner
         self._params = params
-        self._caller = caller
-        self._added = added
+        settings = exchange.service.settings
+        self._clamps = settings.clamps_max_tokens
+        texts = completion_texts(body, params, runner.facts, settings.max_text_chars)
         self._form = requested_form(body)
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
     async def submit(self) -> list[AnswerStream]:
         """Submit a request for each text; abort the others if one is refused."""
         streams: list[AnswerStream] = []
-        constraint = self._form.constraint if self._form else None
         try:
             for name, text in self._named:
                 with self._naming_field(name):
                     request = self._request(
                         params=self._params,
                         clamp_max_tokens=self._clamps,
-                        fields=self._added,
-                        constraint=constraint,
+                        fields=self._exchange.plugin_fields,
+                        constraint=self._constraint,
                         **self._prompt_fields(text),
                     )
                     streams.append(await self._runner.asubmit(request))
@@ -204,6 +216,35 @@ class _Prompts:
         max_at_once = self._runner.facts.limits.max_sequences
         return await in_order(lambda named: self._samples(named, scorer), self._named, max_at_once)
 
+    async def rendered(self) -> list[Rendered]:
+        """Return each prompt without its text, a few at a time."""
+
+        async def render(named: tuple[str, Plain]) -> Rendered:
+            name, text = named
+            request = self._request(
+                params=self._params,
+                constraint=self._constraint,
+                id=self._exchange.head("cmpl", self._runner).id,
+                **self._prompt_fields(text),
+            )
+            with self._naming_field(name):
+                tokens = await self._runner.atokenize(request)
+            return Rendered.of(
+                self._exchange.model,
+                request,
+                tokens,
+                self._runner.facts,
+                self._body.prompt_logprobs,
+                stream=bool(self._body.stream),
+                stream_options=self._body.stream_options,
+            )
+
+        return await in_order(render, self._named, self._runner.facts.bounds.num_workers)
+
+    @property
+    def _constraint(self) -> Constraint | None:
+        return self._form.constraint if self._form else None
+
     async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
         """Return the tokens of a prompt, with log-probabilities if there is a scorer."""
         name, text = named
@@ -229,13 +270,13 @@ class _Prompts:
         return plain_fields(text) | {"adds_special": self._body.add_special_tokens is not False}
 
     def _request(self, **fields: Any) -> RunnerRequest:
-        body = self._body
+        body, caller = self._body, self._exchange.caller
         return RunnerRequest(
-            tenant=self._caller.tenant,
-            account=self._caller.account,
-            trace=self._caller.trace,
+            tenant=caller.tenant,
+            account=caller.account,
+            trace=caller.trace,
             cache_salt=body.cache_salt or "",
-            priority=(body.priority or 0) + self._caller.priority,
+            priority=(body.priority or 0) + caller.priority,
             **fields,
         )
 
@@ -284,3 +325,11 @@ def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingPa
 def _end_token_ids(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
     """Return the tokens that end an answer and are not part of it."""
     return facts.eos_ids.union(() if params.include_stop_str_in_output else params.stop_token_ids)
+
+
+def _encode_all(prompts: Seq[Rendered], runner: Runner) -> Iterator[bytes]:
+    """Encode prompts, in pieces."""
+    for number, each in enumerate(prompts):
+        yield b"," if number else b"["
+        yield from rendered_pieces(each, runner)
+    yield b"]"

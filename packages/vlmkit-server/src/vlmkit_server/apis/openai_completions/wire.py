@@ -30,3 +30,12 @@ class CompletionRequest(SamplingFields, kw_only=True):
 _REFUSED = {"suffix"} | refused_names(CompletionRequest)
 _HINTS = ("thinking_token_budget",)  # plain texts have no separate reasoning
 COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, _HINTS, takes_added=True)
+
+
+class RenderCompletionRequest(CompletionRequest, kw_only=True):
+    """The body of ``POST /v1/completions/render``; texts are light anyway."""
+
+    light: bool | None = None
+
+
+RENDER_COMPLETIONS = COMPLETIONS.of(RenderCompletionRequest)

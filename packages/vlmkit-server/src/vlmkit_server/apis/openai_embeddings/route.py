@@ -2,14 +2,12 @@
 
 import base64
 import math
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
 from vlmkit.checkpoints.pooling import Vector
@@ -18,9 +16,11 @@ from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import PromptTokensDetails
-from vlmkit_server.apis.openai_chat.call import MessagesCall
-from vlmkit_server.apis.openai_chat.convert import Converter, field_of
-from vlmkit_server.apis.openai_chat.image_options import ignored_details, image_options
+from vlmkit_server.apis.openai_chat.conversation import (
+    DETAIL_FIELD,
+    SentMessages,
+    continues_last_message,
+)
 from vlmkit_server.apis.openai_embeddings.wire import (
     EMBEDDINGS,
     EUCLIDEAN,
@@ -29,14 +29,18 @@ from vlmkit_server.apis.openai_embeddings.wire import (
     Embeddings,
     EmbeddingUsage,
 )
-from vlmkit_server.exchange.full_response import PiecedAnswer
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.conversation.request_builder import ignored_fields
 from vlmkit_server.exchange.json_pieces import HOLE, filled, listed
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.exchange.named_errors import naming_fields
 from vlmkit_server.gather import in_order
-from vlmkit_server.http.errors import Unavailable
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.http.errors import OpenAiErrors, Unavailable
+from vlmkit_server.interfaces.api import Route
+from vlmkit_server.interfaces.conversation import Conversation
 from vlmkit_server.wire.plain_prompts import (
     check_plain_size,
+    plain_field,
     plain_fields,
     plain_names,
     plain_texts,
@@ -44,72 +48,90 @@ from vlmkit_server.wire.plain_prompts import (
 )
 
 
-class EmbeddingsController(Controller):
+class EmbeddingsApi(OpenAiErrors):
     """The embeddings API."""
 
-    path = "/v1/embeddings"
+    def routes(self, _host: Host) -> list[Route]:
+        """Return the route of vectors."""
+        return [
+            Route(
+                path="/v1/embeddings",
+                scope="embed",
+                handler=embed,
+                reader=EMBEDDINGS,
+                answer=Embeddings,
+                answers="embed",
+            )
+        ]
 
-    @post(status_code=200, operation=Operation(Embeddings, EmbeddingRequest, access="embed"))
-    async def create(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Return embedding vectors."""
-        return EmbeddingsCall(request, service, EMBEDDINGS, converter)
+
+async def embed(exchange: Exchange, body: EmbeddingRequest) -> ASGIApp:
+    """Return embedding vectors."""
+    runner = await exchange.lease(body.model)
+    _check_dimensions(body.dimensions, runner.facts)
+    is_scaled = _is_scaled(body)
+    inputs = await _inputs(exchange, body, runner.facts)
+
+    async def embedded(item: Input) -> Completion:
+        with naming_fields(item.field_of):
+            return await (await runner.asubmit(item.request)).aresult()
+
+    completions = await in_order(embedded, inputs, runner.facts.limits.max_sequences)
+    is_base64 = body.encoding_format == "base64"
+    make = partial(_encoded, completions, exchange.model, is_base64=is_base64, is_scaled=is_scaled)
+    return exchange.pieces(make)
 
 
-class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
-    """Embeds the texts or the conversation of one body."""
+class Input(NamedTuple):
+    """One input: its request, and a function that names the field that an error is about."""
 
-    async def start(self, body: EmbeddingRequest) -> ASGIApp:
-        """Embed all inputs, as many at once as the engine has slots; nothing is sent before."""
-        runner = await self.runner(body.model)
-        _check_dimensions(body.dimensions, runner.facts)
-        is_scaled = _is_scaled(body)
-        requests = await self._requests(body, runner.facts)
-        names = plain_names(requests, "input")
+    request: RunnerRequest
+    field_of: Callable[[RequestError], str | None]
 
-        async def embedded(item: tuple[str, RunnerRequest]) -> Completion:
-            name, request = item
-            try:
-                return await (await runner.asubmit(request)).aresult()
-            except RequestError as error:
-                error.param = field_of(error, body.messages or ())
-                if body.messages is None:
-                    rename_param(error, name)
-                raise
 
-        pairs = zip(names, requests, strict=True)
-        completions = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
-        is_base64 = body.encoding_format == "base64"
-        make = partial(_encoded, completions, self.model, is_base64=is_base64, is_scaled=is_scaled)
-        return PiecedAnswer(make, self.service, self.headers)
+async def _inputs(exchange: Exchange, body: EmbeddingRequest, facts: RunnerFacts) -> list[Input]:
+    """Return the texts of a body, or its conversation."""
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("send either input or messages", param="input")
+    caller = exchange.caller
+    common: dict[str, Any] = {
+        "task": "embed",
+        "priority": (body.priority or 0) + caller.priority,
+        "tenant": caller.tenant,
+        "account": caller.account,
+        "trace": caller.trace,
+    }
+    if body.input is None:
+        conversation = _conversation(body)
+        exchange.report_ignored(ignored_fields(conversation, facts))
+        messages = await exchange.builder.messages(conversation.messages, facts, caller)
+        return [Input(RunnerRequest(messages=messages, **common), conversation.field_of)]
+    texts = plain_texts(body.input, "input")
+    try:
+        check_plain_size(texts, exchange.service.settings.max_text_chars, facts)
+    except RequestError as error:
+        rename_param(error, "input")
+        raise
+    return [
+        Input(RunnerRequest(**plain_fields(text), **common), partial(plain_field, name))
+        for name, text in zip(plain_names(texts, "input"), texts, strict=True)
+    ]
 
-    async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[RunnerRequest]:
-        if (body.input is None) == (body.messages is None):
-            raise RequestError("send either input or messages", param="input")
-        common: dict[str, Any] = {
-            "task": "embed",
-            "priority": (body.priority or 0) + self.caller.priority,
-            "tenant": self.caller.tenant,
-            "account": self.caller.account,
-            "trace": self.caller.trace,
-        }
-        if body.input is None:
-            sent = body.messages or ()
-            self.report_ignored(ignored_details(sent, facts))
-            default_options = image_options(body)
-            messages = await self.converter.messages(sent, facts, self.caller, default_options)
-            return [RunnerRequest(messages=messages, **common)]
-        texts = plain_texts(body.input, "input")
-        try:
-            check_plain_size(texts, self.service.settings.max_text_chars, facts)
-        except RequestError as error:
-            rename_param(error, "input")
-            raise
-        return [RunnerRequest(**plain_fields(text), **common) for text in texts]
+
+def _conversation(body: EmbeddingRequest) -> Conversation:
+    """Return the conversation of a body.
+
+    Raises:
+        RequestError: its last message is marked as one that an answer continues.
+    """
+    given = body.messages or []
+    messages = SentMessages(body)
+    if continues_last_message(given):
+        path = f"messages[{len(given) - 1}]"
+        raise RequestError(f"{path} cannot go on: nothing is answered here", param=path)
+    messages.add(given)
+    detail = DETAIL_FIELD if messages.has_detail else ""
+    return Conversation(messages=messages.sent, detail_field=detail)
 
 
 def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:

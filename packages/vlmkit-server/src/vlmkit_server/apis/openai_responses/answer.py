@@ -15,8 +15,6 @@ from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.apis.openai_chat.answer import LogprobsOf, logprob_pieces
-from vlmkit_server.apis.openai_chat.executed_calls import Round
-from vlmkit_server.apis.openai_chat.image_transforms import ImageTransform, image_transforms
 from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.items import (
     CallItem,
@@ -30,7 +28,10 @@ from vlmkit_server.apis.openai_responses.items import (
     new_id,
 )
 from vlmkit_server.apis.openai_responses.namespaces import QualifiedName, response_tools
+from vlmkit_server.conversation.executed_calls import Round
+from vlmkit_server.interfaces.conversation import NO_EXTRAS, Extras
 from vlmkit_server.wire.answer_forms import TextForm
+from vlmkit_server.wire.image_transforms import ImageTransform, image_transforms
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 _encode = msgspec.json.encode
@@ -189,16 +190,13 @@ class ResponseBodies:
 
     Args:
         head: the fields that all bodies repeat.
-        has_transforms: whether the final body has the transforms of images.
-        has_places: whether it has the grounded regions.
+        extras: what the final body reports besides its output.
     """
 
-    def __init__(
-        self, head: ResponseHead, *, has_transforms: bool = False, has_places: bool = False
-    ) -> None:
+    def __init__(self, head: ResponseHead, extras: Extras = NO_EXTRAS) -> None:
         self.id = head.id
-        self._has_transforms = has_transforms
-        self._has_places = has_places
+        self._has_transforms = extras.image_transforms
+        self._has_places = extras.places
         self._start = _encode(head)[:-1] + b","
 
     def initial(self) -> bytes:

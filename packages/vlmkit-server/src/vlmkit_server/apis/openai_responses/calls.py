@@ -1,14 +1,8 @@
-"""Answers bodies of the Responses API: whole, as a stream, or in the background.
-
-A body is translated to the chat API, and the answer to items and events of this API.
-"""
+"""Answers bodies of the Responses API: whole, as a stream, or in the background."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-import msgspec
-from litestar import Request
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
@@ -19,13 +13,12 @@ from vlmkit.types.completion import Completion
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import logprobs_of
-from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.tool_loop import (
-    ToolLoop,
-    check_server_tool_conflicts,
-    start_tool_loop,
+from vlmkit_server.apis.openai_chat.rendering import (
+    InputTokens,
+    Rendered,
+    check_no_server_tools,
+    rendered_pieces,
 )
-from vlmkit_server.apis.openai_chat.wire import ChatRequest
 from vlmkit_server.apis.openai_responses.answer import (
     ResponseBodies,
     ResponseHead,
@@ -34,7 +27,6 @@ from vlmkit_server.apis.openai_responses.answer import (
     response_head,
 )
 from vlmkit_server.apis.openai_responses.background import run_in_background
-from vlmkit_server.apis.openai_responses.conversation import ConversationCall
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ExecutedCallEvents, ResponseEvents
 from vlmkit_server.apis.openai_responses.items import (
@@ -44,147 +36,155 @@ from vlmkit_server.apis.openai_responses.items import (
     stored_output,
 )
 from vlmkit_server.apis.openai_responses.namespaces import names_of
+from vlmkit_server.apis.openai_responses.processing import process
 from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
 from vlmkit_server.apis.openai_responses.truncation import check_fits
 from vlmkit_server.apis.openai_responses.wire import (
-    INPUT_TOKENS,
-    RESPONSES,
-    InputTokens,
     InputTokensRequest,
+    RenderResponsesRequest,
     ResponsesRequest,
 )
+from vlmkit_server.conversation.exchange import Answer, Exchange
+from vlmkit_server.conversation.tool_loop import ToolLoop
 from vlmkit_server.exchange.background import BackgroundWork
-from vlmkit_server.exchange.full_response import WholeAnswer
 from vlmkit_server.exchange.named_errors import AnswerReader, naming_media
-from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.errors import Overloaded
+from vlmkit_server.interfaces.conversation import AnswerHead, Conversation
 
 
-class CountCall(ConversationCall[InputTokensRequest]):
-    """Counts the tokens of one conversation."""
+class ResponsesHandlers:
+    """Answers, counts and renders conversations.
 
-    def __init__(
-        self,
-        request: Request[Any, Any, Any],
-        service: Service,
-        converter: Converter,
-        store: ResponseStore,
-    ) -> None:
-        super().__init__(request, service, INPUT_TOKENS, converter, store)
+    Args:
+        store: the stored responses.
+        detached: runs responses in the background.
+    """
 
-    async def start(self, body: InputTokensRequest) -> ASGIApp:
-        """Tokenize the prompt of the conversation and return its number of tokens."""
-        runner = await self.runner(body.model)
+    def __init__(self, store: ResponseStore, detached: BackgroundWork) -> None:
+        self._store = store
+        self._detached = detached
 
-        async def count_tokens(request: RunnerRequest, _: ChatRequest) -> PromptTokens:
+    async def count(self, exchange: Exchange, body: InputTokensRequest) -> ASGIApp:
+        """Return how many tokens a conversation has."""
+        runner = await exchange.lease(body.model)
+
+        async def count_tokens(request: RunnerRequest, _: Conversation) -> PromptTokens:
             tokens = await runner.atokenize(request)
             if body.truncation == "auto":
                 check_fits(request, tokens, runner)
             return tokens
 
-        tokens = (await self.process(body, runner, "", count_tokens, answers=False)).result
-        content = msgspec.json.encode(InputTokens(len(tokens.token_ids)))
-        return ASGIResponse(body=content, headers=self.headers)
+        counted = await process(exchange, self._store, body, runner, count_tokens, answers=False)
+        return exchange.json(InputTokens(len(counted.result.token_ids)))
 
+    async def render(self, exchange: Exchange, body: RenderResponsesRequest) -> ASGIApp:
+        """Return the prompt of a conversation of the Responses API."""
+        runner = await exchange.lease(body.model)
 
-class CreateCall(ConversationCall[ResponsesRequest]):
-    """Answers one conversation."""
-
-    stores_streamed_answers = True
-
-    def __init__(
-        self,
-        request: Request[Any, Any, Any],
-        service: Service,
-        converter: Converter,
-        store: ResponseStore,
-        detached: BackgroundWork,
-    ) -> None:
-        super().__init__(request, service, RESPONSES, converter, store)
-        self._detached = detached
-
-    async def start(self, body: ResponsesRequest) -> ASGIApp:
-        """Submit the request; its answer is returned, streamed, or retrieved later."""
-        runner = await self.runner(body.model)
-        is_stored = self._is_stored(body)
-        response_id = new_id("resp")
-
-        async def submit(request: RunnerRequest, chat: ChatRequest) -> AnswerStream | ToolLoop:
-            check_server_tool_conflicts(chat, request)
-            if not body.server_tools:
-                return await runner.asubmit(request)
-            max_calls = body.max_tool_calls
-            return await start_tool_loop(
-                chat, request, runner, self.service, shows_calls=True, max_calls=max_calls
+        async def prompt(request: RunnerRequest, conversation: Conversation) -> Rendered:
+            check_no_server_tools(conversation)
+            tokens = await runner.atokenize(request)
+            if body.truncation == "auto":
+                check_fits(request, tokens, runner)
+            return Rendered.of(
+                exchange.model, request, tokens, runner.facts, None, stream=bool(body.stream)
             )
 
-        processed = await self.process(body, runner, response_id, submit)
+        processed = await process(
+            exchange,
+            self._store,
+            body,
+            runner,
+            prompt,
+            request_id=exchange.head("resp", runner).id,
+            answers=False,
+            light=bool(body.light),
+        )
+        return exchange.pieces(partial(rendered_pieces, processed.result, runner))
+
+    async def create(self, exchange: Exchange, body: ResponsesRequest) -> ASGIApp:
+        """Answer a conversation."""
+        runner = await exchange.lease(body.model)
+        is_stored = _is_stored(body, self._store)
+        response_id = new_id("resp")
+
+        async def submit(
+            request: RunnerRequest, conversation: Conversation
+        ) -> AnswerStream | ToolLoop:
+            max_calls = body.max_tool_calls
+            return await exchange.submit(
+                conversation, request, runner, shows_calls=True, max_calls=max_calls
+            )
+
+        processed = await process(
+            exchange, self._store, body, runner, submit, request_id=response_id
+        )
         stream, params = processed.result, processed.request.params or runner.facts.defaults
-        logprobs = logprobs_of(runner, params) if params.logprobs else None
-        num_truncated = processed.num_truncated
         head = response_head(
-            body, self.model, params, response_id, is_stored=is_stored, num_truncated=num_truncated
+            body,
+            exchange.model,
+            params,
+            response_id,
+            is_stored=is_stored,
+            num_truncated=processed.num_truncated,
         )
-        bodies = partial(
-            ResponseBodies,
-            has_transforms=bool(body.return_image_transforms),
-            has_places=bool(body.return_places),
-        )
-        answer = _ResponseRecord(bodies(head), None)
+        extras = processed.conversation.extras
+        record = ResponseRecord(ResponseBodies(head, extras), None)
         if is_stored:
             items = stored_input(body.input)
-            turn = Turn(self.caller.owner, items, processed.previous, self.caller.account)
-            answer = self._store_initial(head, bodies, turn, stream)
+            turn = Turn(exchange.caller.owner, items, processed.previous, exchange.caller.account)
+            record = self._store_initial(head, partial(ResponseBodies, extras=extras), turn, stream)
+        answer = Answer(
+            AnswerHead(response_id, head.created_at, exchange.model, ""),
+            runner,
+            params,
+            stream,
+            naming_media(stream, processed.media),
+            extras,
+            images_s=exchange.images_s,
+        )
+        del processed  # the response must not keep the request and its images in memory
+        return await self._respond(exchange, body, answer, record)
 
-        names = names_of(body.tools)
+    async def _respond(
+        self,
+        exchange: Exchange,
+        body: ResponsesRequest,
+        answer: Answer,
+        record: "ResponseRecord",
+    ) -> ASGIApp:
+        """Return the response: the whole answer, a stream, or what is known of it now."""
+        stream, runner, names = answer.source, answer.runner, names_of(body.tools)
+        logprobs = logprobs_of(runner, answer.params) if answer.params.logprobs else None
 
         def encode_whole(completion: Completion) -> list[bytes]:
             if isinstance(stream, ToolLoop):
                 output = output_items_of_tool_loop(stream.rounds)
             else:
                 output = output_items(completion, logprobs, runner.token_bytes, names)
-            return [answer.end(output, completion)]
+            return [record.end(output, completion)]
 
         hides_sizes = bool(body.stream_options and body.stream_options.include_obfuscation)
         events = (ExecutedCallEvents if body.server_tools else ResponseEvents)(
-            answer.bodies,
+            record.bodies,
             logprobs=logprobs,
             num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
-            store=answer.finish,
+            store=record.finish,
             names=names,
         )
-        named = naming_media(stream, processed.media)
-        if answer.log is not None:
-            await self._start_background(named, events, answer, answer.log)
+        if record.log is not None:
+            await self._start_background(exchange, answer.reader, events, record, record.log)
             if body.stream:
                 return SseReplay(
-                    answer.log, -1, self.service, self.headers, hides_sizes=hides_sizes
+                    record.log, -1, exchange.service, exchange.headers, hides_sizes=hides_sizes
                 )
-            return ASGIResponse(body=answer.bodies.initial(), headers=self.headers)
+            return ASGIResponse(body=record.bodies.initial(), headers=exchange.headers)
         if body.stream:
-            app = self.stream_events(
-                named, events, hides_sizes=hides_sizes, images_s=processed.images_s
-            )
+            app = exchange.stream(answer, events, hides_sizes=hides_sizes)
         else:
-            app = WholeAnswer(named, encode_whole, self.service, self.headers, processed.images_s)
-        return _with_cleanup(app, answer.abandon)
-
-    def _is_stored(self, body: ResponsesRequest) -> bool:
-        """Return whether the response is stored.
-
-        Raises:
-            RequestError: the body requires storage, which is disabled.
-        """
-        if body.background and body.store is False:
-            raise RequestError("background needs store, to be looked for later", param="background")
-        if self.store.is_off and (body.store or body.background):
-            raise RequestError(
-                "this server stores no responses",
-                param="store" if body.store else "background",
-                code="unsupported_value",
-            )
-        return body.store is not False and not self.store.is_off
+            app = exchange.whole(answer, encode_whole)
+        return _with_cleanup(app, record.abandon)
 
     def _store_initial(
         self,
@@ -192,7 +192,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         make_bodies: Callable[[ResponseHead], ResponseBodies],
         turn: Turn,
         stream: AnswerStream | ToolLoop,
-    ) -> "_ResponseRecord":
+    ) -> "ResponseRecord":
         """Store a response that starts, if there is room for its input.
 
         Raises:
@@ -200,7 +200,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             RequestError: a background response is too large to be stored.
         """
         bodies = make_bodies(head)
-        log = EventLog(self.store.max_event_bytes) if head.background else None
+        log = EventLog(self._store.max_event_bytes) if head.background else None
 
         def stop() -> bytes:
             if log is not None:
@@ -210,8 +210,8 @@ class CreateCall(ConversationCall[ResponsesRequest]):
 
         stop_background = stop if head.background else None
         try:
-            if self.store.begin(head.id, bodies.initial(), turn, stop_background, log):
-                return _ResponseRecord(bodies, self.store, log)
+            if self._store.begin(head.id, bodies.initial(), turn, stop_background, log):
+                return ResponseRecord(bodies, self._store, log)
         except Overloaded:
             if head.background:  # it cannot be retrieved unless it is stored
                 stream.abort()
@@ -221,40 +221,58 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             raise RequestError(
                 "there is no room to store a response of this size", param="background"
             )
-        return _ResponseRecord(make_bodies(replace(head, store=False)), None)
+        return ResponseRecord(make_bodies(replace(head, store=False)), None)
 
     async def _start_background(
         self,
+        exchange: Exchange,
         stream: AnswerReader,
         events: ResponseEvents,
-        answer: "_ResponseRecord",
+        record: "ResponseRecord",
         log: EventLog,
     ) -> None:
-        """Continue an answer in the background, after the end of this call.
+        """Continue an answer in the background, after the end of this exchange.
 
         Raises:
             VlmkitError: the server has no capacity for it.
         """
-        leases = self.transfer_leases()
+        leases = exchange.transfer_leases()
         work = run_in_background(
             stream,
             events,
             log,
-            on_growth=partial(self.store.grow, answer.bodies.id),
-            store_body=lambda body: answer.finish(body, ()),
-            service=self.service,
-            scope=self._request.scope,
+            on_growth=partial(self._store.grow, record.bodies.id),
+            store_body=lambda body: record.finish(body, ()),
+            service=exchange.service,
+            scope=exchange.http.scope,
             leases=leases,
         )
         try:
-            self._detached.start(work, self.caller.account)
+            self._detached.start(work, exchange.caller.account)
         except VlmkitError:
             await leases.aclose()
-            answer.abandon()
+            record.abandon()
             raise
 
 
-class _ResponseRecord:
+def _is_stored(body: ResponsesRequest, store: ResponseStore) -> bool:
+    """Return whether the response is stored.
+
+    Raises:
+        RequestError: the body requires storage, which is disabled.
+    """
+    if body.background and body.store is False:
+        raise RequestError("background needs store, to be looked for later", param="background")
+    if store.is_off and (body.store or body.background):
+        raise RequestError(
+            "this server stores no responses",
+            param="store" if body.store else "background",
+            code="unsupported_value",
+        )
+    return body.store is not False and not store.is_off
+
+
+class ResponseRecord:
     """A response in progress, and where it is stored.
 
     Args:

@@ -1,171 +1,371 @@
-"""Calls with a conversation of the Responses API, which may continue stored responses."""
+"""Reads a body of the Responses API as a conversation.
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+The limits of content are checked when the request is built, as for all conversations.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import msgspec
-from litestar import Request
 
-from vlmkit.errors import PromptTooLong, RequestError
-from vlmkit.interfaces.runner import Runner
-from vlmkit.types.request import Request as RunnerRequest
-from vlmkit_server.apis.openai_chat.call import MessagesCall
-from vlmkit_server.apis.openai_chat.convert import Converter
-from vlmkit_server.apis.openai_chat.translation import naming_fields
-from vlmkit_server.apis.openai_chat.wire import ChatRequest
+from vlmkit.errors import RequestError
+from vlmkit.types.message import ReasoningPart, Role, TextPart
+from vlmkit.types.tool_call import ToolCallPart
+from vlmkit_server.apis.openai_chat.conversation import SentMessages
+from vlmkit_server.apis.openai_chat.wire import ImageUrl
+from vlmkit_server.apis.openai_responses import wire
 from vlmkit_server.apis.openai_responses.items import StoredItem
-from vlmkit_server.apis.openai_responses.store import ResponseStore, Turn
-from vlmkit_server.apis.openai_responses.to_chat import EARLIER, Body, as_chat, resolve
-from vlmkit_server.apis.openai_responses.truncation import Truncated, truncate, without_clamping
-from vlmkit_server.exchange.named_errors import Names, media_names
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.apis.openai_responses.namespaces import qualified_name, shown_functions
+from vlmkit_server.conversation.tool_executor import with_valid_arguments
+from vlmkit_server.interfaces.conversation import (
+    Conversation,
+    Extras,
+    SentCall,
+    SentMessage,
+    SentPart,
+)
+from vlmkit_server.wire import tool_fields
+from vlmkit_server.wire.answer_forms import (
+    Formed,
+    JsonSchemaForm,
+    NamedSchema,
+    RequestedForm,
+    requested_form,
+)
+from vlmkit_server.wire.sampling import parameter_values
+from vlmkit_server.wire.tool_fields import ToolFields, arguments_text, tool_values
 
-EFFORT_FIELD = "reasoning.effort"
+EARLIER = "previous_response_id"
 DETAIL_FIELD = "input.content.detail"
+_FORMAT = "text.format"
+_EFFORT = "reasoning.effort"
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "logprobs": "include",
+    "reasoning_effort": _EFFORT,
+}
+_ITEM_FIELDS = {
+    "message": ({"role", "content"}, set[str]()),
+    "function_call": ({"call_id", "name", "arguments"}, {"namespace"}),
+    "function_call_output": ({"call_id"}, {"output", "name", "namespace"}),
+    "reasoning": (set[str](), {"content", "summary"}),
+    "mcp_call": ({"id", "name", "arguments"}, {"server_label", "output", "error"}),
+    "item_reference": ({"id"}, set[str]()),
+}
+"""Required and optional fields of each type of item."""
 
-B = TypeVar("B", bound=msgspec.Struct)
-T = TypeVar("T")
+_TEXT_TYPES = ("input_text", "output_text")
+_MEDIA_TYPES = ("input_text", "input_image", "input_file", "output_text")
+_COMMON_FIELDS = frozenset({"type", "id", "status"})
+_item = msgspec.json.Decoder(wire.Item)
+
+Body = wire.ResponsesRequest | wire.InputTokensRequest
 
 
-class Processed(NamedTuple, Generic[T]):
-    """The result of processing a body.
+class ItemConversation(NamedTuple):
+    """A conversation, and the number of items that each of its messages is made of."""
 
-    Attributes:
-        result: the result of the work.
-        request: the request that the work was done for.
-        previous: the turn that the body continues, if it continues one.
-        images_s: how long fetching and checking the images took, in seconds.
-        num_truncated: the number of items that were left out.
-        media: the fields that errors about its images and files name.
-    """
-
-    result: T
-    request: RunnerRequest
-    previous: Turn | None
-    images_s: float
-    num_truncated: int
-    media: Names
+    conversation: Conversation
+    num_items: Counter[int]
 
 
-class ConversationCall(MessagesCall[B]):
-    """A call whose body may continue stored responses.
+def resolve(body: Body, find: Callable[[str], StoredItem]) -> None:
+    """Replace references in a body by the stored items of earlier answers.
 
     Args:
-        request: the HTTP request.
-        service: the models and the admission of requests.
-        reader: decodes the body.
-        converter: converts messages for a runner.
-        store: the stored responses.
+        body: the body; its input is modified.
+        find: returns a stored item by its id.
+
+    Raises:
+        RequestError: an item is not stored.
+    """
+    found: dict[str, wire.Item] = {}
+    items = body.input if isinstance(body.input, list) else []
+    for number, item in enumerate(items):
+        if item.id is None or _kind(f"input[{number}]", item) != "item_reference":
+            continue
+        if item.id not in found:
+            try:
+                found[item.id] = _item.decode(find(item.id).content)
+            except RequestError as error:
+                error.param = f"input[{number}].id"
+                raise
+        items[number] = found[item.id]
+
+
+def conversation_of(body: Body, earlier: Sequence[StoredItem]) -> ItemConversation:
+    """Return the conversation of a body.
+
+    Args:
+        body: the body, without references.
+        earlier: the stored items of the conversation before it.
+
+    Raises:
+        RequestError: an item is wrong, or two fields exclude each other.
+    """
+    messages = _Messages(body)
+    if body.instructions is not None:
+        messages.drafts.append(_Draft("system", "instructions", [TextPart(body.instructions)]))
+    for stored in earlier:
+        messages.add(EARLIER, _item.decode(stored.content))
+    if isinstance(body.input, str):
+        messages.drafts.append(_Draft("user", "input", [TextPart(body.input)]))
+        messages.num_items[len(messages.drafts) - 1] += 1
+    else:
+        if len(earlier) + len(body.input or ()) > wire.MAX_ITEMS:
+            raise RequestError(f"the conversation has over {wire.MAX_ITEMS} items", param="input")
+        for number, item in enumerate(body.input or ()):
+            messages.add(f"input[{number}]", item)
+    if not messages.drafts:
+        raise RequestError("input must say something", param="input")
+    names = dict(_NAMES)
+    tools, form = tool_values(_tools(body)), _form(body)
+    if form or tools["tools"]:
+        names["constraint"] = form.field if form else "tools"
+    conversation = Conversation(
+        messages=[draft.message for draft in messages.drafts],
+        model=body.model,
+        constraint=form.constraint if form else None,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        effort_field=_EFFORT,
+        detail_field=DETAIL_FIELD if messages.images.has_detail else "",
+        names=names,
+        **tools,
+    )
+    if isinstance(body, wire.ResponsesRequest):
+        _set_answer_fields(conversation, body)
+    return ItemConversation(conversation, messages.num_items)
+
+
+def _set_answer_fields(conversation: Conversation, body: wire.ResponsesRequest) -> None:
+    """Set what only bodies have that ask for an answer."""
+    has_logprobs = wire.LOGPROBS in (body.include or ())
+    sampling = parameter_values(body, body.stop)
+    sampling.pop("max_tokens", None)  # only an empty value is accepted
+    if body.max_output_tokens is not None:
+        sampling["max_tokens"] = body.max_output_tokens
+    conversation.sampling = sampling | {
+        "logprobs": has_logprobs,
+        "top_logprobs": body.top_logprobs or 0,
+    }
+    conversation.template_values = body.chat_template_kwargs or {}
+    conversation.server_tools = body.server_tools or ()
+    conversation.extras = Extras(
+        logprobs=has_logprobs,
+        image_transforms=bool(body.return_image_transforms),
+        places=bool(body.return_places),
+    )
+    conversation.cache_salt = body.cache_salt or ""
+    conversation.priority = body.priority or 0
+
+
+def _form(body: Body) -> RequestedForm | None:
+    """Return the requested format of the answer; None leaves it free."""
+    fields = body if isinstance(body, Formed) else Formed()
+    given = body.text.format if body.text else None
+    if given is None:
+        return requested_form(fields)
+    if not isinstance(given, wire.SchemaForm):
+        return requested_form(fields, _FORMAT, given)
+    schema = NamedSchema(name=given.name, schema=given.schema, strict=given.strict)
+    return requested_form(fields, _FORMAT, JsonSchemaForm(json_schema=schema))
+
+
+def _tools(body: Body) -> ToolFields:
+    """Return the callable functions and the tool choice in the form of the chat API's fields."""
+    tools, choice = shown_functions(body.tools), body.tool_choice
+    mode_or_tool: Literal["none", "auto", "required"] | tool_fields.ChosenTool | None
+    if isinstance(choice, wire.AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        if not allowed <= {tool.name for tool in tools}:
+            raise RequestError(
+                "tool_choice allows a tool that is not in tools", param="tool_choice"
+            )
+        tools, mode_or_tool = [tool for tool in tools if tool.name in allowed], choice.mode
+    elif isinstance(choice, wire.ChosenFunction):
+        mode_or_tool = tool_fields.ChosenTool(function=tool_fields.ChosenFunction(name=choice.name))
+    else:
+        mode_or_tool = choice
+        if mode_or_tool == "required":
+            _check_callable(body.tools or [])
+    return ToolFields(
+        tools=[_tool(tool) for tool in tools] or None,
+        tool_choice=mode_or_tool,
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
+
+
+def _check_callable(tools: Sequence[wire.AnyTool], parent_path: str = "") -> None:
+    """Refuse unsupported tools if the answer must call one."""
+    for number, tool in enumerate(tools):
+        if isinstance(tool, wire.NamespaceTool):
+            _check_callable(tool.tools, f"tools[{number}].")
+        elif isinstance(tool, wire.OtherTool):
+            path = f"{parent_path}tools[{number}].type"
+            raise tool_fields.unsupported_type(path, tool_fields.FUNCTION, must_call=True)
+
+
+def _tool(tool: wire.FunctionTool) -> tool_fields.Tool:
+    function = tool_fields.Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return tool_fields.Tool(function=function)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A message to which further items may be added."""
+
+    role: Role
+    path: str
+    texts: list[SentPart] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[SentPart] = field(default_factory=list)
+    call_id: str | None = None
+
+    @property
+    def message(self) -> SentMessage:
+        """The message; the texts of its reasoning are joined once."""
+        text = "".join(self.reasoning)
+        thoughts: list[SentPart] = [ReasoningPart(text)] if text else []
+        return SentMessage(
+            self.role, [*thoughts, *self.texts, *self.calls], self.path, self.call_id
+        )
+
+
+class _Messages:
+    """The messages of a body.
+
+    Args:
+        body: the body, whose fields set the size of images.
     """
 
-    def __init__(
-        self,
-        request: Request[Any, Any, Any],
-        service: Service,
-        reader: BodyReader[B],
-        converter: Converter,
-        store: ResponseStore,
-    ) -> None:
-        super().__init__(request, service, reader, converter)
-        self.store = store
+    def __init__(self, body: Body) -> None:
+        self.drafts: list[_Draft] = []
+        self.num_items: Counter[int] = Counter()  # by message
+        self.images = SentMessages(body)
 
-    async def process(
-        self,
-        body: Body,
-        runner: Runner,
-        request_id: str,
-        work: Callable[[RunnerRequest, ChatRequest], Awaitable[T]],
-        *,
-        answers: bool = True,
-        light: bool = False,
-    ) -> Processed[T]:
-        """Convert a body and the turns that it continues, and do some work with the request.
+    def add(self, path: str, item: wire.Item) -> None:
+        """Add an item; consecutive reasoning, text and calls of the model become one message."""
+        kind = _kind(path, item)
+        if kind == "function_call_output":
+            parts = self._parts(f"{path}.output", item.output or "", allows_media=True)
+            self.drafts.append(_Draft("tool", path, parts, call_id=item.call_id or ""))
+        elif kind == "function_call":
+            self._add_call(path, item)
+        elif kind == "mcp_call":
+            self._add_executed_call(path, item)
+        elif kind == "reasoning":
+            self._add_reasoning(path, item)
+        else:
+            self._add_message(path, item)
+        self.num_items[len(self.drafts) - 1] += 1
 
-        If the prompt is too long and the body allows truncation, the work is repeated with a
-        shorter conversation.
+    def _add_message(self, path: str, item: wire.Item) -> None:
+        content, is_user = item.content or "", item.role == "user"
+        parts = self._parts(f"{path}.content", content, allows_media=is_user)
+        if item.role == "assistant":
+            self._assistant(path).texts += parts
+        else:
+            self.drafts.append(_Draft("user" if is_user else "system", path, parts))
 
-        Args:
-            body: the body.
-            runner: the runner of the model.
-            request_id: the id of the request.
-            work: does the work; gets the request and the chat that it was made from.
-            answers: whether the work is an answer, which may call tools.
-            light: whether to read only the sizes of images.
+    def _add_reasoning(self, path: str, item: wire.Item) -> None:
+        parts = [part for part in item.content or () if isinstance(part, wire.ReasoningText)]
+        text = "".join(part.text for part in parts or item.summary or ())
+        if not text:
+            return
+        draft = self._assistant(path)
+        if draft.texts or draft.calls:
+            draft = _Draft("assistant", path)
+            self.drafts.append(draft)
+        draft.reasoning.append(text)
 
-        Raises:
-            RequestError: a field is wrong; the error names it.
-        """
-        previous = None
-        if body.previous_response_id is not None:
-            previous = self.store.turn(body.previous_response_id, self.caller.owner)
-        max_bytes = self.service.settings.max_body_bytes
-        num_bytes = previous.num_whole_bytes if previous else 0
+    def _add_call(self, path: str, item: wire.Item) -> None:
+        name = qualified_name(item.namespace, item.name or "")
+        call = ToolCallPart(item.call_id or "", name, arguments_text(item.arguments))
+        arguments_path = path if path == EARLIER else f"{path}.arguments"
+        self._assistant(path).calls.append(SentCall(call, arguments_path))
 
-        def find(item_id: str) -> StoredItem:
-            nonlocal num_bytes
-            item = self.store.item(item_id, self.caller.owner)
-            num_bytes += len(item.content)
-            _check_size(num_bytes, max_bytes, runner)
-            return item
+    def _add_executed_call(self, path: str, item: wire.Item) -> None:
+        """Add a call that the server executed, which may be invalid, and its result."""
+        call_id = (item.id or "").rpartition("_")[2]
+        call = ToolCallPart(call_id, item.name or "", arguments_text(item.arguments))
+        (valid,) = with_valid_arguments([call])
+        self._assistant(path).calls.append(SentCall(valid, path))
+        parts = self._parts(f"{path}.output", item.output or "", allows_media=False)
+        self.drafts.append(_Draft("tool", path, parts, call_id=call_id))
 
-        _check_size(num_bytes, max_bytes, runner)
-        resolve(body, find)
-        self.count_bytes(num_bytes)
-        translation = as_chat(body, previous.items() if previous else ())
-        with naming_fields(translation.field_of):
-            request, images_s = await self.prepare_request(
-                translation.chat,
-                runner.facts,
-                request_id,
-                effort=EFFORT_FIELD,
-                detail=DETAIL_FIELD,
-                light=light,
-            )
-            if answers:
-                self.report_unenforced_tools(translation.chat, runner.facts)
-            full_request = (
-                without_clamping(request, runner) if body.truncation == "auto" else request
-            )
-            truncated = Truncated(full_request)
-            try:
-                result = await work(full_request, translation.chat)
-            except PromptTooLong:
-                shortened = (
-                    await truncate(full_request, runner) if body.truncation == "auto" else None
+    def _assistant(self, path: str) -> _Draft:
+        """Return the assistant message at the end of the conversation, or a new one."""
+        if not self.drafts or self.drafts[-1].role != "assistant":
+            self.drafts.append(_Draft("assistant", path))
+        return self.drafts[-1]
+
+    def _parts(
+        self, path: str, content: str | Iterable[wire.Part], *, allows_media: bool
+    ) -> list[SentPart]:
+        """Return the parts of some content."""
+        if isinstance(content, str):
+            return [TextPart(content)]
+        parts: list[SentPart] = []
+        for index, part in enumerate(content):
+            part_path = EARLIER if path.startswith(EARLIER) else f"{path}[{index}]"
+            if isinstance(part, wire.InputImage | wire.InputFile) and allows_media:
+                parts.append(self._media_part(part_path, part))
+            elif isinstance(part, wire.InputText | wire.OutputText):
+                parts.append(TextPart(part.text))
+            else:
+                raise RequestError(
+                    f"{part_path} does not belong into this item; supported are "
+                    f"{', '.join(_MEDIA_TYPES if allows_media else _TEXT_TYPES)}",
+                    param=part_path,
                 )
-                if shortened is None and full_request is request:
-                    raise
-                truncated = shortened or Truncated(request)
-                result = await _with_original_indices(
-                    truncated, request, work(truncated.request, translation.chat)
-                )
+        return parts or [TextPart("")]
 
-        def field_of(error: RequestError) -> str | None:
-            truncated.restore_index(error, request)
-            return translation.field_of(error)
-
-        names = media_names(truncated.request, field_of)
-        num_truncated = sum(translation.num_items[number] for number in truncated.left_out)
-        return Processed(result, truncated.request, previous, images_s, num_truncated, names)
-
-
-async def _with_original_indices(
-    truncated: Truncated, full_request: RunnerRequest, work: Awaitable[T]
-) -> T:
-    """Wait for work on a truncated request; its errors count images of the full request."""
-    try:
-        return await work
-    except RequestError as error:
-        truncated.restore_index(error, full_request)
-        raise
-
-
-def _check_size(num_bytes: int, max_bytes: int, runner: Runner) -> None:
-    """Refuse to continue a conversation that is larger than a body may be."""
-    if num_bytes > max_bytes:
-        raise PromptTooLong(
-            runner.facts.limits.max_sequence_tokens,
-            f"what is stored of the conversation is over {max_bytes} bytes",
-            param=EARLIER,
+    def _media_part(self, path: str, part: wire.InputImage | wire.InputFile) -> SentPart:
+        """Return the part of an image or a file."""
+        if isinstance(part, wire.InputFile):
+            return self.images.file(path, part, path if path == EARLIER else f"{path}.pages")
+        image = ImageUrl(
+            url=part.image_url,
+            file_id=part.file_id,
+            detail=part.detail,
+            max_image_tokens=part.max_image_tokens,
         )
+        has_one = (part.image_url is None) != (part.file_id is None)
+        if path != EARLIER and has_one:  # otherwise, the part as a whole is wrong
+            path += ".image_url" if part.file_id is None else ".file_id"
+        return self.images.image(path, image)
+
+
+def _kind(path: str, item: wire.Item) -> str:
+    """Return the type of an item, which some clients omit.
+
+    Raises:
+        RequestError: the item lacks a field of its type, or has a field of another type.
+    """
+    kind = item.type or ("item_reference" if item.id and item.role is None else "message")
+    needed, possible = _ITEM_FIELDS[kind]
+    given = {name for name in item.__struct_fields__ if getattr(item, name) is not None}
+    optional = {"content"} if item.role == "assistant" else set[str]()
+    if missing := needed - given - optional:
+        name = min(missing)
+        raise RequestError(f"{path}.{name} is needed in an item of type {kind}", param=path)
+    if others := given - needed - possible - _COMMON_FIELDS:
+        name = f"{path}.{min(others)}"
+        raise RequestError(f"{name} does not belong into an item of type {kind}", param=name)
+    if kind == "reasoning" and not _has_reasoning_parts(item):
+        param_path = f"{path}.content"
+        raise RequestError(f"{param_path} must hold parts of type reasoning_text", param=param_path)
+    return kind
+
+
+def _has_reasoning_parts(item: wire.Item) -> bool:
+    parts = item.content or ()
+    return not isinstance(parts, str) and all(isinstance(p, wire.ReasoningText) for p in parts)

@@ -19,7 +19,6 @@ from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.sample import Sample
 from vlmkit_server.apis.openai_chat.answer import LogprobsOf
-from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta
 from vlmkit_server.apis.openai_responses.answer import ResponseBodies, response_status
 from vlmkit_server.apis.openai_responses.items import (
     CallItem,
@@ -34,6 +33,8 @@ from vlmkit_server.apis.openai_responses.items import (
     new_id,
 )
 from vlmkit_server.apis.openai_responses.namespaces import QualifiedName
+from vlmkit_server.conversation.executed_calls import ResultDelta
+from vlmkit_server.exchange.streaming import EVENT_STREAM
 from vlmkit_server.http.errors import fault_of
 
 StoreResponse = Callable[[bytes, Sequence[OutputItem]], None]
@@ -98,6 +99,7 @@ class ResponseEvents:
     """
 
     ping = b": ping\n\n"
+    media_type = EVENT_STREAM
     repeats_answer = True
 
     def __init__(

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vlmkit_server.apis.openai_chat.answer import TokenLogprob
-from vlmkit_server.apis.openai_chat.executed_calls import SERVER_LABEL
 from vlmkit_server.apis.openai_responses import wire as responses
 from vlmkit_server.apis.openai_responses.namespaces import QualifiedName
+from vlmkit_server.conversation.executed_calls import SERVER_LABEL
 from vlmkit_server.wire.tool_fields import arguments_text
 
 Status = Literal["in_progress", "completed", "incomplete"]

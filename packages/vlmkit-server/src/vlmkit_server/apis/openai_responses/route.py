@@ -14,9 +14,9 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.openai_chat.convert import Converter
+from vlmkit_server.apis.openai_chat.rendering import InputTokens, Rendered
 from vlmkit_server.apis.openai_responses.answer import ResponseBody
-from vlmkit_server.apis.openai_responses.calls import CountCall, CreateCall
+from vlmkit_server.apis.openai_responses.calls import ResponsesHandlers
 from vlmkit_server.apis.openai_responses.queries import (
     ItemsPage,
     ItemsQuery,
@@ -26,17 +26,17 @@ from vlmkit_server.apis.openai_responses.queries import (
 )
 from vlmkit_server.apis.openai_responses.sse_replay import SseReplay
 from vlmkit_server.apis.openai_responses.store import ResponseStore
-from vlmkit_server.apis.openai_responses.wire import (
-    InputTokens,
-    InputTokensRequest,
-    ResponsesRequest,
-)
+from vlmkit_server.apis.openai_responses.wire import INPUT_TOKENS, RENDER_RESPONSES, RESPONSES
+from vlmkit_server.conversation.host import Host
 from vlmkit_server.exchange.background import BackgroundWork
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.errors import OpenAiErrors
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.api import Route
 
+PATH = "/v1/responses"
 LINKS = (
     ("GET", "/v1/responses/{response_id}"),
     ("GET", "/v1/responses/{response_id}/input_items"),
@@ -53,42 +53,50 @@ class DeletedResponse(msgspec.Struct):
     deleted: Literal[True] = True
 
 
-class ResponsesController(Controller):
+class ResponsesApi(OpenAiErrors):
     """The Responses API."""
 
-    path = "/v1/responses"
+    def routes(self, host: Host) -> list[Route | type[Controller]]:
+        """Return the routes of conversations and of stored responses."""
+        store = ResponseStore(host.service.settings.responses)
+        handlers = ResponsesHandlers(store, BackgroundWork(host.service))
+        host.dependencies["responses"] = store
+        return [
+            Route(
+                path=PATH,
+                scope="chat",
+                handler=handlers.create,
+                reader=RESPONSES,
+                answer=ResponseBody,
+                event="response event",
+                has_timing=True,
+                links=LINKS,
+                buffers_streams=True,
+            ),
+            Route(
+                path=f"{PATH}/input_tokens",
+                scope="chat",
+                handler=handlers.count,
+                reader=INPUT_TOKENS,
+                answer=InputTokens,
+                answers="prompt",
+            ),
+            Route(
+                path=f"{PATH}/render",
+                scope="chat",
+                handler=handlers.render,
+                reader=RENDER_RESPONSES,
+                answer=Rendered,
+                answers="prompt",
+            ),
+            StoredResponsesController,
+        ]
 
-    @post(
-        status_code=200,
-        operation=Operation(
-            ResponseBody, ResponsesRequest, "response event", has_timing=True, links=LINKS
-        ),
-    )
-    async def create(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-        responses: NamedDependency[ResponseStore],
-        detached: NamedDependency[BackgroundWork],
-    ) -> ASGIApp:
-        """Answer a conversation."""
-        return CreateCall(request, service, converter, responses, detached)
 
-    @post(
-        "/input_tokens",
-        status_code=200,
-        operation=Operation(InputTokens, InputTokensRequest),
-    )
-    async def count(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-        responses: NamedDependency[ResponseStore],
-    ) -> ASGIApp:
-        """Return how many tokens a conversation has."""
-        return CountCall(request, service, converter, responses)
+class StoredResponsesController(Controller):
+    """Stored responses: read, listed, cancelled and deleted."""
+
+    path = PATH
 
     # One handler, since Litestar's answer to OPTIONS has only the methods of the last one.
     @route(

@@ -289,13 +289,6 @@ class InputTokensRequest(ClientStruct):
     personality: NotSupported = None
 
 
-class InputTokens(msgspec.Struct):
-    """The answer of ``/v1/responses/input_tokens``."""
-
-    input_tokens: int
-    object: Literal["response.input_tokens"] = "response.input_tokens"
-
-
 def functions_of(tools: Iterable[AnyTool] | None) -> list[FunctionTool]:
     """Return the tools that are functions."""
     return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
@@ -310,3 +303,12 @@ RESPONSES = BodyReader(
 INPUT_TOKENS = BodyReader(
     InputTokensRequest, refused_names(InputTokensRequest), about=frozenset({"prompt"})
 )
+
+
+class RenderResponsesRequest(ResponsesRequest, kw_only=True):
+    """The body of ``POST /v1/responses/render``."""
+
+    light: bool | None = None
+
+
+RENDER_RESPONSES = RESPONSES.of(RenderResponsesRequest)

@@ -1,15 +1,12 @@
 """``POST /inference/v1/generate``: tokens in, tokens out, with images in their places.
 
-For routers, trainers and measurers that render prompts themselves, or had them rendered. Off unless
-the operator opens it: tokens are taken as they are, so a prompt may hold any control token.
+For routers, trainers and evaluations that render prompts themselves. It is off unless the operator
+enables it, since tokens are used as they are, and a prompt may contain any control token.
 """
 
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any
 
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
@@ -19,30 +16,21 @@ from vlmkit.types.placed_image import PlacedImage
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.apis.openai_chat.answer import AnswerHead
-from vlmkit_server.apis.openai_chat.call import MessagesCall, answer_head
-from vlmkit_server.apis.openai_chat.convert import Converter
 from vlmkit_server.apis.openai_chat.events import UsageEvents
-from vlmkit_server.apis.openai_chat.images import check_num_images
-from vlmkit_server.apis.openai_chat.prompt_logprobs import (
-    PromptScorer,
-    check_not_streamed,
-    prompt_logprobs,
-)
-from vlmkit_server.apis.openai_chat.translation import naming_fields
-from vlmkit_server.apis.tokens.generated import Generated, GeneratedEvents
+from vlmkit_server.apis.openai_chat.prompt_logprobs import check_not_streamed, prompt_logprobs
+from vlmkit_server.apis.tokens.generated import GeneratedEvents
 from vlmkit_server.apis.tokens.wire_generate import (
-    GENERATE,
     GenerateFeatures,
     GenerateParams,
     GenerateRequest,
     ShownImage,
 )
-from vlmkit_server.exchange.full_response import WholeAnswer
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.media import check_num_images
+from vlmkit_server.conversation.prompt_scorer import PromptScorer
 from vlmkit_server.exchange.json_pieces import drained
-from vlmkit_server.exchange.named_errors import media_names, naming_media
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.operation import Operation
+from vlmkit_server.exchange.named_errors import media_names, naming_fields, naming_media
+from vlmkit_server.interfaces.conversation import AnswerHead
 from vlmkit_server.wire.answer_forms import Formed, RequestedForm, requested_form
 from vlmkit_server.wire.plain_prompts import check_plain_size
 from vlmkit_server.wire.sampling import parameter_values
@@ -52,113 +40,96 @@ IMAGE_HASHES = "features.mm_hashes.image"
 PLACEHOLDERS = "features.mm_placeholders.image"
 
 
-class GenerateController(Controller):
-    """The API of tokens."""
-
-    path = "/inference/v1/generate"
-
-    @post(
-        status_code=200,
-        operation=Operation(
-            Generated, GenerateRequest, "piece of an answer", has_timing=True, access="tokens"
-        ),
+async def generate(exchange: Exchange, body: GenerateRequest) -> ASGIApp:
+    """Generate the tokens after those of a prompt."""
+    runner = await exchange.lease(body.model)
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    head = exchange.head("generate", runner)
+    if body.request_id is not None:
+        head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
+    request = await _runner_request(exchange, body, runner.facts, head.id)
+    num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
+    scores: list[Sample] = []
+    field_of = partial(_field_of, body=body)
+    with naming_fields(field_of):
+        check_not_streamed(num_top, body.stream)
+        if num_top is not None:
+            scores = await PromptScorer(runner, num_top, "prompt_logprobs").score(request)
+        stream = await runner.asubmit(request)
+    answer = naming_media(stream, media_names(request, field_of))
+    has_logprobs = request.params is not None and request.params.logprobs
+    events = GeneratedEvents(
+        head,
+        runner.token_bytes if has_logprobs else None,
+        prompt_logprobs(runner, drained(scores)) if scores else None,
+        usage=UsageEvents(options, lambda: stream.usage),
     )
-    async def create(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Go on with tokens."""
-        return _GenerateCall(request, service, GENERATE, converter)
+    if body.stream:
+        hides_sizes = bool(options and options.include_obfuscation)
+        return exchange.stream_chunks(answer, events, hides_sizes=hides_sizes)
+    return exchange.whole_of(answer, events.encode_whole)
 
 
-class _GenerateCall(MessagesCall[GenerateRequest]):
-    """Goes on with the tokens of one body."""
+async def _runner_request(
+    exchange: Exchange, body: GenerateRequest, facts: RunnerFacts, request_id: str
+) -> RunnerRequest:
+    """Return the request for the runner."""
+    given = body.sampling_params or GenerateParams()
+    with naming_fields(partial(_field_of, body=body)):
+        check_plain_size([body.token_ids], exchange.service.settings.max_text_chars, facts)
+        params, form = _params(given, facts), _form(given)
+    images = await _images(exchange, body.features, body.images, facts) if body.features else []
+    return RunnerRequest(
+        token_ids=tuple(body.token_ids),
+        images=images,
+        params=params,
+        clamp_max_tokens=exchange.service.settings.clamps_max_tokens,
+        fields=exchange.plugin_fields,
+        constraint=form.constraint if form else None,
+        tenant=exchange.caller.tenant,
+        account=exchange.caller.account,
+        trace=exchange.caller.trace,
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        id=request_id,
+    )
 
-    async def start(self, body: GenerateRequest) -> ASGIApp:
-        """Submit the request; its answer is streamed or waited for."""
-        runner = await self.runner(body.model)
-        options = body.stream_options
-        if options is not None and not body.stream:
-            raise RequestError("stream_options needs stream to be true", param="stream_options")
-        head = answer_head("generate", self.model, runner)
-        if body.request_id is not None:
-            head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
-        request = await self._runner_request(body, runner.facts, head.id)
-        num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
-        scores: list[Sample] = []
-        field_of = partial(_field_of, body=body)
-        with naming_fields(field_of):
-            check_not_streamed(num_top, body.stream)
-            if num_top is not None:
-                scores = await PromptScorer(runner, num_top, "prompt_logprobs").score(request)
-            stream = await runner.asubmit(request)
-        answer = naming_media(stream, media_names(request, field_of))
-        has_logprobs = request.params is not None and request.params.logprobs
-        events = GeneratedEvents(
-            head,
-            runner.token_bytes if has_logprobs else None,
-            prompt_logprobs(runner, drained(scores)) if scores else None,
-            usage=UsageEvents(options, lambda: stream.usage),
+
+async def _images(
+    exchange: Exchange,
+    features: GenerateFeatures,
+    sizes: Seq[ShownImage] | None,
+    facts: RunnerFacts,
+) -> list[PlacedImage]:
+    """Fetch and check the images of a body, each with the range of its tokens."""
+    ranges, urls = features.mm_placeholders.image, features.image_urls or []
+    digests = features.mm_hashes.image if features.mm_hashes else None
+    check_num_images(len(ranges), facts, IMAGE_URLS)
+    for given, name in ((urls, IMAGE_URLS), (digests, IMAGE_HASHES), (sizes, "images")):
+        if given is not None and len(given) != len(ranges):
+            raise RequestError(f"{name} has not one for each image", param=name)
+    sources = [(f"{IMAGE_URLS}[{number}]", url) for number, url in enumerate(urls)]
+    images = await exchange.builder.media.open_urls(sources, facts, exchange.caller.account)
+    return [
+        PlacedImage(
+            opened.image,
+            tokens.offset,
+            tokens.offset + tokens.length,
+            bytes.fromhex(digests[number]) if digests else None,
+            _options(sizes[number]) if sizes else PLAIN_IMAGE,
+            opened.fetch,
         )
-        if body.stream:
-            hides_sizes = bool(options and options.include_obfuscation)
-            return self.stream_events(answer, events, hides_sizes=hides_sizes)
-        return WholeAnswer(answer, events.encode_whole, self.service, self.headers)
-
-    async def _runner_request(
-        self, body: GenerateRequest, facts: RunnerFacts, request_id: str
-    ) -> RunnerRequest:
-        """Return what a body asks of the runner."""
-        given = body.sampling_params or GenerateParams()
-        with naming_fields(partial(_field_of, body=body)):
-            check_plain_size([body.token_ids], self.service.settings.max_text_chars, facts)
-            params, form = _params(given, facts), _form(given)
-        images = await self._images(body.features, body.images, facts) if body.features else []
-        return RunnerRequest(
-            token_ids=tuple(body.token_ids),
-            images=images,
-            params=params,
-            clamp_max_tokens=self.service.settings.clamps_max_tokens,
-            fields=self.plugin_fields,
-            constraint=form.constraint if form else None,
-            tenant=self.caller.tenant,
-            account=self.caller.account,
-            trace=self.caller.trace,
-            cache_salt=body.cache_salt or "",
-            priority=body.priority or 0,
-            id=request_id,
-        )
-
-    async def _images(
-        self, features: GenerateFeatures, sizes: Seq[ShownImage] | None, facts: RunnerFacts
-    ) -> list[PlacedImage]:
-        """Fetch and check the pictures, and put each to the place that it is said to have."""
-        ranges, urls = features.mm_placeholders.image, features.image_urls or []
-        digests = features.mm_hashes.image if features.mm_hashes else None
-        check_num_images(len(ranges), facts, IMAGE_URLS)
-        for given, name in ((urls, IMAGE_URLS), (digests, IMAGE_HASHES), (sizes, "images")):
-            if given is not None and len(given) != len(ranges):
-                raise RequestError(f"{name} has not one for each image", param=name)
-        sources = [(f"{IMAGE_URLS}[{number}]", url) for number, url in enumerate(urls)]
-        images = await self.converter.images.open_images(sources, facts, self.caller.account)
-        return [
-            PlacedImage(
-                opened.image,
-                tokens.offset,
-                tokens.offset + tokens.length,
-                bytes.fromhex(digests[number]) if digests else None,
-                _options(sizes[number]) if sizes else PLAIN_IMAGE,
-                opened.fetch,
-            )
-            for number, (opened, tokens) in enumerate(zip(images, ranges, strict=True))
-        ]
+        for number, (opened, tokens) in enumerate(zip(images, ranges, strict=True))
+    ]
 
 
 def _params(given: GenerateParams, facts: RunnerFacts) -> SamplingParams:
     """Return how tokens are chosen, on top of the model's own defaults."""
-    values = parameter_values(given)
+    values = parameter_values(given, given.stop)
+    if given.n is not None:
+        values["n"] = given.n
     if given.top_k == -1:  # vLLM's older way to keep all
         values["top_k"] = 0
     if given.logprobs is not None:

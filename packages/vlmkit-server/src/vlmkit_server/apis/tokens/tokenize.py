@@ -1,13 +1,8 @@
-"""``POST /tokenize`` and ``POST /detokenize``: what a prompt comes to, without an answer."""
+"""``POST /tokenize`` and ``POST /detokenize``: the tokens of a prompt, without an answer."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
-import msgspec
-from litestar import Controller, Request, post
-from litestar.di import NamedDependency
-from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
@@ -15,153 +10,83 @@ from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request as RunnerRequest
-from vlmkit_server.apis.openai_chat.call import Call, MessagesCall
-from vlmkit_server.apis.openai_chat.convert import Converter, field_of_chat
-from vlmkit_server.apis.openai_chat.translation import naming_fields
-from vlmkit_server.apis.openai_chat.wire import CHAT, ChatMessage, ChatRequest
-from vlmkit_server.apis.openai_responses.wire import InputTokens
-from vlmkit_server.apis.tokens.render import check_no_server_tools
+from vlmkit_server.apis.openai_chat.conversation import conversation_of
+from vlmkit_server.apis.openai_chat.rendering import read_prompt
+from vlmkit_server.apis.openai_chat.wire import ChatMessage, ChatRequest
 from vlmkit_server.apis.tokens.wire_tokenize import (
-    DETOKENIZE,
-    TOKENIZE,
     Detokenized,
     DetokenizeRequest,
     TokenizeRequest,
     TokenPiece,
     Tokens,
 )
-from vlmkit_server.exchange.full_response import PiecedAnswer
+from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.exchange.json_pieces import HOLE, MANY_EACH, filled, listed
-from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.operation import Operation
 from vlmkit_server.wire.plain_prompts import check_plain_size, rename_param
 
 _MESSAGE_FIELDS = sorted(
     {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
 )
-"""The fields that a chat has, too, and that say how messages are written."""
+"""The fields for messages, which a chat has, too."""
 
 
-class TokensController(Controller):
-    """Counts and reads tokens."""
-
-    @post(
-        "/v1/chat/completions/input_tokens",
-        status_code=200,
-        operation=Operation(InputTokens, ChatRequest),
-    )
-    async def count(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Return how many tokens a conversation has."""
-        return _CountCall(request, service, CHAT, converter)
-
-    @post(
-        "/tokenize",
-        status_code=200,
-        operation=Operation(Tokens, TokenizeRequest),
-    )
-    async def tokenize(
-        self,
-        request: Request[Any, Any, Any],
-        service: NamedDependency[Service],
-        converter: NamedDependency[Converter],
-    ) -> ASGIApp:
-        """Return the tokens of a text or a conversation."""
-        return _TokenizeCall(request, service, TOKENIZE, converter)
-
-    @post("/detokenize", status_code=200, operation=Operation(Detokenized, DetokenizeRequest))
-    async def detokenize(
-        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
-    ) -> ASGIApp:
-        """Return the text of tokens."""
-        return _DetokenizeCall(request, service, DETOKENIZE)
-
-
-class _TokenizeCall(MessagesCall[TokenizeRequest]):
-    """Tells what one prompt comes to."""
-
-    async def start(self, body: TokenizeRequest) -> ASGIApp:
-        """Let the runner read the prompt."""
-        name = self.service.name(body.model)
-        runner = await self.runner(name)
-        given = [body.prompt is not None, body.messages is not None, body.content is not None]
+async def tokenize(exchange: Exchange, body: TokenizeRequest) -> ASGIApp:
+    """Return the tokens of a text or a conversation."""
+    name = exchange.service.name(body.model)
+    given = [body.prompt is not None, body.messages is not None, body.content is not None]
+    if body.messages is not None and sum(given) == 1:
+        _check_names(body)
+        chat = _chat(body, name, body.messages)
+        runner, _, found = await read_prompt(exchange, conversation_of(chat))
+    else:
+        runner = await exchange.lease(name)
         if sum(given) != 1:
             raise RequestError("send one of prompt, messages and content", param="prompt")
-        if body.content is None and (body.add_special is not None or body.with_pieces is not None):
-            raise RequestError("add_special and with_pieces are for content", param="content")
-        if body.messages is None:
-            found = await runner.atokenize(self._text(body, runner.facts))
-        else:
-            found = await self._conversation(_chat(body, name, body.messages), runner)
-        make = partial(
-            _encode,
-            found,
-            runner,
-            has_texts=bool(body.return_token_strs),
-            has_pieces=bool(body.with_pieces),
-        )
-        return PiecedAnswer(make, self.service, self.headers)
-
-    def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> RunnerRequest:
-        """Return the request for a text, which no chat template writes."""
-        if given := [
-            field for field in _MESSAGE_FIELDS if getattr(body, field) not in (None, [], {})
-        ]:
-            raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
-        if body.content is None:
-            text, adds_special = body.prompt or "", body.add_special_tokens is not False
-        else:
-            text, adds_special = body.content, bool(body.add_special)
-        check_plain_size([text], self.service.settings.max_text_chars, facts)
-        return RunnerRequest(
-            text=text,
-            adds_special=adds_special,
-            account=self.caller.account,
-        )
-
-    async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
-        """Return what a chat's prompt comes to."""
-        with naming_fields(partial(field_of_chat, body=chat)):
-            request, _ = await self.prepare_request(chat, runner.facts, "")
-            return await runner.atokenize(request)
+        _check_names(body)
+        found = await runner.atokenize(_text(exchange, body, runner.facts))
+    make = partial(
+        _encode,
+        found,
+        runner,
+        has_texts=bool(body.return_token_strs),
+        has_pieces=bool(body.with_pieces),
+    )
+    return exchange.pieces(make)
 
 
-class _CountCall(MessagesCall[ChatRequest]):
-    """Counts the tokens of one conversation, as llama.cpp's server does."""
+async def detokenize(exchange: Exchange, body: DetokenizeRequest) -> ASGIApp:
+    """Return the text of tokens."""
+    runner = await exchange.lease(body.model)
+    try:
+        max_chars = exchange.service.settings.max_text_chars
+        check_plain_size([body.tokens], max_chars, runner.facts)
+        text = await adetokenize(runner, body.tokens)
+    except RequestError as error:
+        rename_param(error, "tokens")
+        raise
+    return exchange.json(Detokenized(text, text))
 
-    async def start(self, body: ChatRequest) -> ASGIApp:
-        """Let the runner read the prompt."""
-        check_no_server_tools(body)
-        runner = await self.runner(body.model)
-        with naming_fields(partial(field_of_chat, body=body)):
-            request, _ = await self.prepare_request(body, runner.facts, "")
-            found = await runner.atokenize(request)
-        content = msgspec.json.encode(InputTokens(len(found.token_ids)))
-        return ASGIResponse(body=content, headers=self.headers)
+
+def _check_names(body: TokenizeRequest) -> None:
+    """Refuse options of llama.cpp's text beside another one."""
+    if body.content is None and (body.add_special is not None or body.with_pieces is not None):
+        raise RequestError("add_special and with_pieces are for content", param="content")
 
 
-class _DetokenizeCall(Call[DetokenizeRequest]):
-    """Tells what some tokens say."""
-
-    async def start(self, body: DetokenizeRequest) -> ASGIApp:
-        """Let the runner read the tokens, in a thread: they can be many."""
-        runner = await self.runner(body.model)
-        try:
-            check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
-            text = await adetokenize(runner, body.tokens)
-        except RequestError as error:
-            rename_param(error, "tokens")
-            raise
-        detokenized = Detokenized(text, text)
-        return ASGIResponse(body=msgspec.json.encode(detokenized), headers=self.headers)
+def _text(exchange: Exchange, body: TokenizeRequest, facts: RunnerFacts) -> RunnerRequest:
+    """Return the request for a text, which no chat template writes."""
+    if given := [field for field in _MESSAGE_FIELDS if getattr(body, field) not in (None, [], {})]:
+        raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
+    if body.content is None:
+        text, adds_special = body.prompt or "", body.add_special_tokens is not False
+    else:
+        text, adds_special = body.content, bool(body.add_special)
+    check_plain_size([text], exchange.service.settings.max_text_chars, facts)
+    return RunnerRequest(text=text, adds_special=adds_special, account=exchange.caller.account)
 
 
 def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> ChatRequest:
-    """Return the body of the chat whose prompt is meant."""
+    """Return the body of the chat whose prompt is requested."""
     if body.add_special_tokens:
         raise RequestError(
             "the chat template alone says what is put around messages",

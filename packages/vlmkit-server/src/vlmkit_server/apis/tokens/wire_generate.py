@@ -34,13 +34,13 @@ from vlmkit.types.sampling import (
     TopP,
     TypicalP,
 )
+from vlmkit_server.apis.openai_chat.rendering import TokenRange
 from vlmkit_server.apis.openai_chat.wire import (
     ImageLimits,
     MaxImageTokens,
     NotSupported,
     refused_names,
 )
-from vlmkit_server.apis.tokens.wire_render import TokenRange
 from vlmkit_server.wire.answer_forms import StructuredOutputs
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.plain_prompts import TokenIds

@@ -1,6 +1,6 @@
 """Tool calls that the server executed and their results, for the APIs that report them.
 
-:mod:`vlmkit_server.apis.openai_chat.tool_loop` executes them.
+:mod:`vlmkit_server.conversation.tool_loop` executes them.
 """
 
 from collections.abc import Iterable, Sequence as Seq

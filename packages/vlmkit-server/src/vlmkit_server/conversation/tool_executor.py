@@ -11,7 +11,7 @@ from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit.types.tool_choice import tool_name
-from vlmkit_server.apis.openai_chat.executed_calls import CallResult, result_text
+from vlmkit_server.conversation.executed_calls import CallResult, result_text
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.gather import gather
 from vlmkit_server.http.errors import Unavailable

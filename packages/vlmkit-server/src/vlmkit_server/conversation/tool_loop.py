@@ -25,69 +25,13 @@ from vlmkit.types.grounding import GroundedRegion
 from vlmkit.types.message import Message, Part, ReasoningPart, TextPart, images_of
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.apis.openai_chat.executed_calls import ResultDelta, Round
-from vlmkit_server.apis.openai_chat.merged_stream import total_usage
-from vlmkit_server.apis.openai_chat.tool_executor import ToolExecutor, with_valid_arguments
-from vlmkit_server.apis.openai_chat.wire import ChatRequest
+from vlmkit_server.conversation.executed_calls import ResultDelta, Round
+from vlmkit_server.conversation.merged_stream import total_usage
+from vlmkit_server.conversation.tool_executor import ToolExecutor, with_valid_arguments
 from vlmkit_server.exchange.service import Service
+from vlmkit_server.interfaces.conversation import Conversation
 
 ROUND_SEPARATOR = "\n\n"  # between the texts of two rounds
-
-
-def check_server_tool_conflicts(body: ChatRequest, request: Request) -> None:
-    """Refuse fields that exclude tools of the server, if a body requests these.
-
-    Raises:
-        RequestError: the body has both.
-    """
-    if not body.server_tools:
-        return
-    others = {
-        "tools": bool(body.tools),
-        "tool_choice": body.tool_choice not in (None, "auto"),
-        "n": request.params is not None and request.params.n > 1,
-        "logprobs": bool(body.logprobs),
-        "prompt_logprobs": body.prompt_logprobs is not None,
-        "return_token_ids": bool(body.return_token_ids),
-        "return_image_transforms": bool(body.return_image_transforms),
-        "add_generation_prompt": not request.options.add_generation_prompt,
-        "continue_final_message": request.options.continue_final_message,
-    }
-    for field in (name for name, is_given in others.items() if is_given):
-        raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
-
-
-async def start_tool_loop(
-    body: ChatRequest,
-    request: Request,
-    runner: Runner,
-    service: Service,
-    *,
-    shows_calls: bool = False,
-    max_calls: int | None = None,
-) -> "ToolLoop":
-    """Submit the first round of a request for tools of the server.
-
-    Args:
-        body: the body, or its translation.
-        request: the body as a request for the runner.
-        runner: answers each round.
-        service: has the tools and their limits.
-        shows_calls: whether the stream reports calls and their results.
-        max_calls: the largest number of calls in all rounds.
-
-    Raises:
-        RequestError: a tool does not exist; or the request is wrong, too long, or the queue full.
-        Unavailable: a tool is not available now.
-    """
-    tools = await service.toolbox.described(body.server_tools or ())
-    is_parallel = body.parallel_tool_calls is not False
-    first_request = replace(
-        request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel
-    )
-    loop = ToolLoop(runner, first_request, service, shows_calls=shows_calls, max_calls=max_calls)
-    await loop.submit()
-    return loop
 
 
 class ToolLoop:
@@ -105,6 +49,29 @@ class ToolLoop:
     """
 
     num_choices = 1
+
+    @classmethod
+    async def of(
+        cls,
+        conversation: Conversation,
+        request: Request,
+        runner: Runner,
+        service: Service,
+        *,
+        shows_calls: bool,
+        max_calls: int | None,
+    ) -> "ToolLoop":
+        """Return the loop of a conversation that asks for tools of the server.
+
+        Raises:
+            RequestError: a tool does not exist, or another field excludes tools of the server.
+            Unavailable: a tool is not available now.
+        """
+        check_server_tool_conflicts(conversation, request)
+        tools = await service.toolbox.described(conversation.server_tools)
+        is_parallel = conversation.parallel_tool_calls
+        first = replace(request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel)
+        return cls(runner, first, service, shows_calls=shows_calls, max_calls=max_calls)
 
     def __init__(
         self,
@@ -277,3 +244,25 @@ def _timings(timings: Seq[Timings]) -> Timings:
     }
     images = tuple(image for each in timings for image in each.images)
     return Timings(**fields, began_s=timings[0].began_s, images=images)
+
+
+def check_server_tool_conflicts(conversation: Conversation, request: Request) -> None:
+    """Refuse fields that exclude tools of the server.
+
+    Raises:
+        RequestError: the body has both.
+    """
+    extras = conversation.extras
+    others = {
+        "tools": bool(conversation.num_tool_chars),
+        "tool_choice": conversation.tool_choice not in (None, "auto"),
+        "n": request.params is not None and request.params.n > 1,
+        "logprobs": extras.logprobs,
+        "prompt_logprobs": conversation.num_prompt_logprobs is not None,
+        "return_token_ids": extras.token_ids,
+        "return_image_transforms": extras.image_transforms,
+        "add_generation_prompt": not request.options.add_generation_prompt,
+        "continue_final_message": request.options.continue_final_message,
+    }
+    for field in (name for name, is_given in others.items() if is_given):
+        raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)

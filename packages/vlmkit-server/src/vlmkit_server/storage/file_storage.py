@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.files.memory_store import FileStore, StoredFile
+from vlmkit_server.storage.memory_store import FileStore, StoredFile
 
 
 class FileFacts(Protocol):

@@ -1,9 +1,8 @@
-"""Opens the images that bodies name: fetches and checks their files, within shared limits.
+"""Opens the images and files of conversations: fetches, decodes and checks them, within limits.
 
-A checked file still has no pixels: they are decoded when a prompt is built. A *light* prompt needs
+A checked image still has no pixels: they are decoded when a prompt is built. A *light* prompt needs
 only the sizes of its images. Its client may send ``size:WIDTHxHEIGHT`` in place of an image's URL.
-
-A *path* here is the place of an image in a body, such as ``messages[0].content[1].image_url.url``.
+:mod:`vlmkit.running.prompting.files` interprets the content of files when it reads the prompt.
 """
 
 import time
@@ -12,19 +11,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.errors import ImageError, RequestError
+from vlmkit.errors import ImageError, MediaError, RequestError
 from vlmkit.inputs.images import WEB, part_of_content
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
 from vlmkit.settings.images import ImageLimits
-from vlmkit.types.base64_text import is_data_url
+from vlmkit.types.base64_text import from_base64, is_data_url
 from vlmkit.types.image import Image, data_url_bytes
 from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart
+from vlmkit.types.pages import Pages
 from vlmkit.types.stage import Stage
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.gather import in_order
+from vlmkit_server.http.caller import Caller
+from vlmkit_server.interfaces.conversation import FileSource, ImageSource
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.storage.file_storage import FileStorage, whole
 
 SIZE_SCHEME = "size:"
 NamedSource = tuple[str, str | bytes]
@@ -66,23 +69,29 @@ class ImageBudget:
             )
 
 
-class Images:
-    """Opens the images that bodies name.
+class Media:
+    """Opens images and files.
 
     Args:
         settings: the limits of one request.
-        fetcher: fetches images by URL; None if fetching is off.
+        fetcher: fetches images and files by URL; None if fetching is off.
+        storage: the uploaded files.
         offload: decodes and checks large files.
     """
 
     def __init__(
-        self, settings: ServerSettings, fetcher: ImageFetcher | None, offload: OffloadExecutor
+        self,
+        settings: ServerSettings,
+        fetcher: ImageFetcher | None,
+        storage: FileStorage,
+        offload: OffloadExecutor,
     ) -> None:
         self._settings = settings
         self._offload = offload
         self._fetcher = fetcher
+        self._storage = storage
 
-    async def open_images(
+    async def open_urls(
         self, sources: Sequence[NamedSource], facts: RunnerFacts, account: str
     ) -> list[OpenedImage]:
         """Fetch and check images concurrently, as many at once as the runner decodes at once.
@@ -100,11 +109,11 @@ class Images:
             OpenedImage(part.image, part.fetch) for part in parts if isinstance(part, ImagePart)
         ]
 
-    async def open_parts(
+    async def open_images(
         self,
-        sources: Sequence[NamedSource],
+        images: Sequence[ImageSource],
         facts: RunnerFacts,
-        account: str,
+        caller: Caller,
         *,
         light: bool = False,
     ) -> list[ImagePart | FilePart]:
@@ -113,16 +122,104 @@ class Images:
         Media loaders decode files with pages, and formats that are not decoded here.
 
         Args:
-            sources: the images of a body, whose number is already checked.
+            images: the images of a body, whose number is already checked.
             facts: describes the model and its limits.
-            account: the account that the offload executor counts the work to.
+            caller: the caller, whose uploaded files may be named.
             light: whether the prompt needs only the sizes of images.
 
         Raises:
             RequestError: an image cannot be opened; the error names the path of the first one.
         """
+        sources = [(image.path, await self._source(image, caller.owner)) for image in images]
         open_source = self._open_header if light else self._open_part
-        return await self._open_all(sources, facts, account, open_source)
+        parts = await self._open_all(sources, facts, caller.account, open_source)
+        return [
+            replace(part, options=image.options) for part, image in zip(parts, images, strict=True)
+        ]
+
+    async def open_files(
+        self, files: Sequence[FileSource], facts: RunnerFacts, caller: Caller
+    ) -> list[FilePart]:
+        """Open files, a few at a time.
+
+        Args:
+            files: the files.
+            facts: describes the model and its limits.
+            caller: the caller, whose uploaded files may be named.
+
+        Raises:
+            RequestError: a file cannot be opened; the error names the path of the first one.
+        """
+        max_media = facts.bounds.max_media
+        if len(files) > max_media:
+            raise MediaError(
+                f"{len(files)} media are over the limit of {max_media}",
+                param="messages",
+                code="too_many_media",
+            )
+        num_left = facts.bounds.max_media_bytes
+
+        async def opened(file: FileSource) -> FilePart:
+            nonlocal num_left
+            try:
+                content = await self._file_content(file, caller, num_left)
+                num_left -= len(content)
+                if num_left < 0:
+                    raise _too_large(facts.bounds.max_media_bytes)
+                pages = None if file.pages is None else Pages.of(file.pages)
+            except RequestError as error:
+                error.param = file.pages_path if error.param == "pages" else file.path
+                raise
+            return FilePart(content, pages, file.options, file.max_tokens)
+
+        return await in_order(opened, files, max(1, facts.bounds.num_workers - 1))
+
+    async def _source(self, image: ImageSource, owner: bytes) -> str | bytes:
+        """Return the URL of an image, or the content of its file."""
+        if (image.url is None) == (image.file_id is None):
+            path = image.path.removesuffix(".url").removesuffix(".file_id")
+            raise RequestError(
+                f"{path} needs either url or file_id",
+                param=path,
+                hint="send a data: URL, or the file_id of an image that /v1/files keeps; a uuid "
+                "names none",
+            )
+        if image.file_id is not None:
+            return await self._stored(image.file_id, owner, image.path)
+        return image.url or ""
+
+    async def _stored(self, file_id: str, owner: bytes, path: str) -> bytes:
+        """Return the content of an uploaded file."""
+        try:
+            return await whole(self._storage, file_id, owner, self._settings.max_body_bytes)
+        except RequestError as error:
+            error.param = path
+            raise
+
+    async def _file_content(self, file: FileSource, caller: Caller, max_bytes: int) -> bytes:
+        if sum(map(bool, (file.data, file.file_id, file.url))) != 1:
+            raise RequestError(f"{file.path} needs one of file_data, file_id and file_url")
+        if file.file_id:
+            return await self._stored(file.file_id, caller.owner, file.path)
+        if file.url and not is_data_url(file.url):
+            return await self._fetched_file(file.url)
+        text = file.data or file.url or ""
+        work = partial(_decoded, text, max_bytes)
+        return await self._offload.decode(work, len(text), caller.account)
+
+    async def _fetched_file(self, url: str) -> bytes:
+        try:
+            return await self._fetched(url)
+        except ImageError as error:
+            if error.code == "image_url_not_allowed":
+                raise MediaError(
+                    str(error).replace("image", "file"),
+                    code="file_url_not_allowed",
+                    hint="send the file itself",
+                ) from None
+            raise MediaError(
+                "the file is too large to be fetched", code="media_too_large"
+            ) from None
 
     async def _open_all(
         self,
@@ -239,3 +336,20 @@ def _size(url: str) -> tuple[int, int]:
     if not all(side.isascii() and side.isdecimal() and len(side) < 10 for side in (width, height)):
         raise ImageError(f"a size in place of a picture must read {SIZE_SCHEME}WIDTHxHEIGHT")
     return int(width), int(height)
+
+
+def _decoded(text: str, max_bytes: int) -> bytes:
+    """Decode a ``data:`` URL, or base64 without its prefix."""
+    start = text.find(",") + 1 if is_data_url(text) else 0
+    if start and not text[:start].lower().endswith(";base64,"):
+        raise MediaError("a file's data: URL must read data:application/pdf;base64,...")
+    if (len(text) - start) * 3 // 4 > max_bytes + 2:
+        raise _too_large(max_bytes)
+    try:
+        return from_base64(text, start)
+    except ValueError:
+        raise MediaError("the file's content is not valid base64") from None
+
+
+def _too_large(max_bytes: int) -> MediaError:
+    return MediaError(f"the files of a request are over {max_bytes} bytes", code="media_too_large")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit_server.apis.files.memory_store import not_stored, too_large
 from vlmkit_server.http.errors import Overloaded
 from vlmkit_server.storage.data_folder import PART, Folder, counted_bytes
 from vlmkit_server.storage.database import not_written
+from vlmkit_server.storage.memory_store import not_stored, too_large
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _COLUMNS = "id, filename, purpose, media_type, num_bytes, created_at, expires_at
 
 
 class DiskFile(NamedTuple):
-    """The facts of a file; see :class:`~vlmkit_server.apis.files.memory_store.StoredFile`."""
+    """The facts of a file; see :class:`~vlmkit_server.storage.memory_store.StoredFile`."""
 
     id: str
     filename: str

@@ -1,0 +1,119 @@
+"""Turns the routes of APIs into route handlers of the HTTP framework, and lists their bodies."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from litestar import Controller, Request, route as litestar_route
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import ASGIApp
+
+from vlmkit.errors import PluginError
+from vlmkit.running.faults.attribution import ComponentNames
+from vlmkit.settings.scope import SCOPES
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.conversation.host import Host
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.api import Api, Route
+
+_SCOPES = ("open", "key", *SCOPES)
+RouteHandler = HTTPRouteHandler | type[Controller]
+
+
+class MountedApis:
+    """The routes of all APIs of a server.
+
+    It is no dataclass: the framework would convert the fields of one for every request.
+
+    Attributes:
+        handlers: the route handlers for the framework.
+        routes: the routes that answer bodies, in the order of their APIs.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: list[RouteHandler] = []
+        self.routes: list[Route] = []
+
+
+def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> MountedApis:
+    """Return the routes of APIs.
+
+    Args:
+        apis: the APIs, each by its name.
+        host: the server's parts that they may use.
+        names: names the component that provides each API, for errors.
+
+    Raises:
+        PluginError: two APIs have the same route, or a route has no scope.
+    """
+    found, owners = MountedApis(), dict[tuple[str, str], str]()
+    for name, api in apis.items():
+        who = names.of("api", name)
+        for each in api.routes(host):
+            for method, path in _paths(each, who):
+                owner = owners.setdefault((method, path), who)
+                if owner != who:
+                    raise PluginError(
+                        f"{owner} and {who} both have the route {method} {path}",
+                        hint="leave one of them out of apis.use",
+                    )
+            if isinstance(each, Route):
+                found.routes.append(each)
+                found.handlers.append(route_handler(each, api, host))
+            else:
+                found.handlers.append(each)
+    return found
+
+
+def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
+    """Return the framework's handler of a route."""
+
+    async def handle(request: Request[Any, Any, Any]) -> ASGIApp:
+        return Exchange(
+            request,
+            host,
+            route.reader,
+            route.handler,
+            buffers_streams=route.buffers_streams,
+            decodes=route.decodes,
+        )
+
+    handle.__doc__ = route.handler.__doc__
+    operation = Operation(
+        route.answer,
+        route.reader.shape if route.reader else None,
+        route.event,
+        has_timing=route.has_timing,
+        error=api.error_type,
+        links=route.links,
+        access=route.scope,
+    )
+    decorate = litestar_route(
+        route.path,
+        http_method=READ if route.method == "GET" else [route.method],
+        status_code=200,
+        operation=operation,
+        exception_handlers=error_handlers(api.write_error),
+    )
+    return decorate(handle)
+
+
+def _paths(each: Any, who: str) -> Iterable[tuple[str, str]]:
+    """Yield the methods and paths of a route or a controller.
+
+    Raises:
+        PluginError: it states no scope.
+    """
+    if isinstance(each, Route):
+        if each.scope not in _SCOPES:
+            raise PluginError(f"{who} has the route {each.path} without a scope")
+        yield each.method, each.path
+        return
+    for handler in vars(each).values():
+        if not isinstance(handler, HTTPRouteHandler):
+            continue
+        paths = [f"{each.path}{path}".rstrip("/") for path in handler.paths]
+        if not isinstance(handler.opt.get("operation"), Operation):
+            raise PluginError(f"{who} has the route {paths[0]} without a scope")
+        yield from ((method, path) for method in handler.http_methods for path in paths)

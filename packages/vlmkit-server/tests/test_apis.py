@@ -1,0 +1,212 @@
+"""APIs as plugins: the server's own pass the contract, and faulty ones are refused by name."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from litestar import Controller, get
+
+from vlmkit.config import read_layers
+from vlmkit.config.plugin_loading import load_plugins
+from vlmkit.errors import PluginError
+from vlmkit.running.faults.attribution import ComponentNames
+from vlmkit_server.apis.builtin import APIS
+from vlmkit_server.apis.openai_chat.route import ChatApi
+from vlmkit_server.app import create_app
+from vlmkit_server.commands.components import apis
+from vlmkit_server.interfaces.api import Route
+from vlmkit_testing import ApiContract
+from vlmkit_testing.contracts.api_contract import MODEL, Sent
+from vlmkit_testing.contracts.api_subject import ApiServer, ScriptedRunner
+
+HELLO = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+def events(received):
+    """Return the JSON data of server-sent events."""
+    lines = [line.removeprefix(b"data: ") for line in received.body.splitlines()]
+    return [msgspec.json.decode(line) for line in lines if line.startswith(b"{")]
+
+
+class TestChatApi(ApiContract):
+    path = "/v1/chat/completions"
+
+    def make(self):
+        return APIS["openai-chat"]
+
+    def requests(self):
+        paths = (self.path, f"{self.path}/render", f"{self.path}/input_tokens")
+        return [Sent(path, HELLO) for path in paths]
+
+    def chat(self, text, *, stream, image_url=""):
+        image = [{"type": "image_url", "image_url": {"url": image_url}}] if image_url else []
+        content = [*image, {"type": "text", "text": text}]
+        messages = [{"role": "user", "content": content}]
+        return Sent(self.path, {"model": MODEL, "messages": messages, "stream": stream})
+
+    def answer_of(self, received):
+        if "event-stream" in received.headers["content-type"]:
+            choices = [choice for event in events(received) for choice in event["choices"]]
+            return "".join(choice["delta"].get("content", "") for choice in choices)
+        return msgspec.json.decode(received.body)["choices"][0]["message"]["content"]
+
+
+class TestCompletionsApi(ApiContract):
+    path = "/v1/completions"
+
+    def make(self):
+        return APIS["openai-completions"]
+
+    def requests(self):
+        body = {"model": MODEL, "prompt": "hello"}
+        return [Sent(self.path, body), Sent(f"{self.path}/render", body)]
+
+    def chat(self, text, *, stream, image_url=""):
+        return Sent(self.path, {"model": MODEL, "prompt": text, "stream": stream})
+
+    def answer_of(self, received):
+        streams = "event-stream" in received.headers["content-type"]
+        bodies = events(received) if streams else [msgspec.json.decode(received.body)]
+        return "".join(choice["text"] for body in bodies for choice in body["choices"])
+
+
+class TestMessagesApi(ApiContract):
+    path = "/v1/messages"
+
+    def make(self):
+        return APIS["anthropic-messages"]
+
+    def requests(self):
+        body = HELLO | {"max_tokens": 9}
+        count = Sent(f"{self.path}/count_tokens", HELLO)
+        return [Sent(self.path, body), Sent(f"{self.path}/render", body), count]
+
+    def chat(self, text, *, stream, image_url=""):
+        content = [{"type": "text", "text": text}]
+        if image_url:
+            data = image_url.partition(",")[2]
+            source = {"type": "base64", "media_type": "image/png", "data": data}
+            content.insert(0, {"type": "image", "source": source})
+        messages = [{"role": "user", "content": content}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 9, "stream": stream}
+        return Sent(self.path, body)
+
+    def answer_of(self, received):
+        if "event-stream" in received.headers["content-type"]:
+            deltas = [event.get("delta", {}) for event in events(received)]
+            return "".join(delta.get("text", "") for delta in deltas)
+        return msgspec.json.decode(received.body)["content"][0]["text"]
+
+
+class TestResponsesApi(ApiContract):
+    path = "/v1/responses"
+
+    def make(self):
+        return APIS["openai-responses"]
+
+    def requests(self):
+        paths = (self.path, f"{self.path}/render", f"{self.path}/input_tokens")
+        return [Sent(path, {"model": MODEL, "input": "hello"}) for path in paths]
+
+    def chat(self, text, *, stream, image_url=""):
+        image = [{"type": "input_image", "image_url": image_url}] if image_url else []
+        content = [*image, {"type": "input_text", "text": text}]
+        items = [{"role": "user", "content": content}]
+        return Sent(self.path, {"model": MODEL, "input": items, "stream": stream})
+
+    def answer_of(self, received):
+        if "event-stream" in received.headers["content-type"]:
+            wanted = "response.output_text.delta"
+            return "".join(each["delta"] for each in events(received) if each["type"] == wanted)
+        return msgspec.json.decode(received.body)["output"][0]["content"][0]["text"]
+
+
+class Copy(ChatApi):
+    """The chat API a second time."""
+
+
+def test_two_apis_with_one_route_are_an_error_that_names_both():
+    names = ComponentNames({"api.openai-chat": "api 'openai-chat' of vlmkit-server"})
+    with pytest.raises(PluginError) as caught:
+        create_app({}, apis={**APIS, "copy": Copy()}, component_names=names)
+    assert "api 'openai-chat' of vlmkit-server and api 'copy' both have the route" in str(
+        caught.value
+    )
+    assert "POST /v1/chat/completions" in str(caught.value)
+    assert "apis.use" in caught.value.hint
+
+
+class Changed(ChatApi):
+    """The chat API with a change to its first route."""
+
+    def __init__(self, **changes):
+        self.changes = changes
+
+    def routes(self, host, /):
+        first, *others = super().routes(host)
+        return [replace(first, **self.changes), *others]
+
+
+@pytest.mark.parametrize("scope", ["", None, "anything"])
+def test_a_route_without_a_scope_is_refused_by_name(scope):
+    with pytest.raises(PluginError, match="api 'open' has the route /v1/chat/completions without"):
+        create_app({}, apis={"open": Changed(scope=scope)})
+
+
+def test_a_route_cannot_be_made_without_a_scope():
+    with pytest.raises(TypeError, match="scope"):
+        Route(path="/x", handler=None, answer=dict)
+
+
+class Unscoped(Controller):
+    """A controller of the framework that states no operation."""
+
+    path = "/unscoped"
+
+    @get()
+    async def read(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+
+class Stores(ChatApi):
+    """An API with that controller."""
+
+    def routes(self, _host, /):
+        return [Unscoped]
+
+
+def test_a_controller_without_a_scope_is_refused_by_name():
+    with pytest.raises(PluginError, match="api 'stores' has the route /unscoped without a scope"):
+        create_app({}, apis={"stores": Stores()})
+
+
+def test_apis_use_selects_the_routes_of_a_server():
+    layers = read_layers(environ={}, arguments={"apis": {"use": ["anthropic-messages"]}})
+    plugins = load_plugins(layers.plugins())
+    config = layers.read(plugins.tables).config
+    found = apis(config, plugins)
+    assert list(found) == ["anthropic-messages"]
+    paths = {route.path for route in create_app({}, apis=found).routes}
+    assert "/v1/messages" in paths
+    assert "/v1/chat/completions" not in paths
+
+
+def test_a_server_has_every_api_by_default():
+    layers = read_layers(environ={})
+    plugins = load_plugins(layers.plugins())
+    assert apis(layers.read(plugins.tables).config, plugins).keys() >= APIS.keys()
+
+
+def test_capabilities_and_openapi_list_the_routes_of_an_api():
+    class Renamed(ChatApi):
+        def routes(self, host, /):
+            return [replace(each, path=f"/renamed{each.path}") for each in super().routes(host)]
+
+    server = ApiServer(Renamed(), ScriptedRunner())
+    capabilities, document = server.ask(
+        Sent("/v1/capabilities", method="GET"), Sent("/openapi.json", method="GET")
+    )
+    (model,) = msgspec.json.decode(capabilities.body)["models"]
+    assert "messages" in model["endpoints"]["/renamed/v1/chat/completions"]["parameters"]
+    assert "/renamed/v1/chat/completions" in msgspec.json.decode(document.body)["paths"]

@@ -1,0 +1,254 @@
+"""What every API must do."""
+
+import base64
+import io
+import logging
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import msgspec
+import PIL.Image
+import pytest
+from litestar.routes import HTTPRoute
+
+from vlmkit.errors import EngineError, RequestError
+from vlmkit.settings.scope import SCOPES
+from vlmkit.types.message import ImagePart, parts_of
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.api import Api
+from vlmkit_testing.contracts.api_subject import (
+    MODEL,
+    WORDS,
+    ApiServer,
+    Received,
+    ScriptedRunner,
+    Sent,
+)
+
+PRIVATE = "kx7private"
+ABSENT = "no-such-model"
+ANSWER = "".join(WORDS)
+
+
+class ApiContract:
+    """Inherit it, override :meth:`make`, :meth:`requests` and what the API has, and run pytest.
+
+    Attributes:
+        model_field: the field of a body that names the model.
+    """
+
+    model_field = "model"
+
+    def make(self) -> Api:
+        """Return the API."""
+        raise NotImplementedError
+
+    def requests(self) -> Seq[Sent]:
+        """Return at least one request for each route, which succeeds; the model is ``scripted``."""
+        raise NotImplementedError
+
+    def chat(self, text: str, *, stream: bool, image_url: str = "") -> Sent | None:
+        """Return a request that asks the model; None if no route does.
+
+        Args:
+            text: the newest message of the user.
+            stream: whether the answer is streamed.
+            image_url: a ``data:`` URL of a PNG file that the message shows; empty for none.
+        """
+        raise NotImplementedError
+
+    def answer_of(self, received: Received) -> str:
+        """Return the text of the model in a whole response or a stream."""
+        raise NotImplementedError
+
+    # Routes
+
+    def test_every_route_is_described_and_has_a_scope(self) -> None:
+        """OpenAPI, keys and metrics are derived from that."""
+        routes = self._own_routes(ApiServer(self.make(), ScriptedRunner()))
+        assert routes
+        for path, handler in routes:
+            operation = handler.opt.get("operation")
+            assert isinstance(operation, Operation), f"{path} has no operation"
+            assert operation.access in ("open", "key", *SCOPES), f"{path} has no scope"
+            assert path.startswith("/")
+            assert (handler.fn.__doc__ or "").strip(), f"the handler of {path} has no docstring"
+
+    def test_each_route_answers_its_request(self) -> None:
+        """The requests of the contract cover every route."""
+        api, seen = self.make(), set[str]()
+        if not self.requests():
+            pytest.skip("no request of this API is known")
+        for sent in self.requests():
+            server = ApiServer(api, ScriptedRunner())
+            (received,) = server.ask(sent)
+            assert received.status == 200, received.body
+            seen.add(sent.path.partition("?")[0])
+        paths = {path for path, _ in self._own_routes(ApiServer(api, ScriptedRunner()))}
+        assert {path for path in paths if "{" not in path} <= seen
+
+    def test_the_same_api_can_be_served_twice(self) -> None:
+        """State belongs to the routes of one server."""
+        if not self.requests():
+            pytest.skip("no request of this API is known")
+        api = self.make()
+        first, second = (ApiServer(api, ScriptedRunner()) for _ in range(2))
+        sent = self.requests()[0]
+        assert [server.ask(sent)[0].status for server in (first, second)] == [200, 200]
+
+    # Answers
+
+    def test_a_whole_answer_has_the_models_text(self) -> None:
+        """Not more, and not less."""
+        (received,) = self._asked(ScriptedRunner(), stream=False)
+        assert received.status == 200, received.body
+        assert self.answer_of(received) == f"hello {ANSWER}"
+
+    def test_a_stream_has_the_models_text_piece_by_piece(self) -> None:
+        """The same text as the whole answer, in several pieces."""
+        (received,) = self._asked(ScriptedRunner(), stream=True)
+        assert received.status == 200, received.body
+        assert self.answer_of(received) == f"hello {ANSWER}"
+        assert len(received.pieces) >= len(WORDS)
+
+    def test_concurrent_requests_get_their_own_answers(self) -> None:
+        """No state is shared between two requests."""
+        runner = ScriptedRunner()
+        texts = [f"text{number}" for number in range(6)]
+        sent = [self.chat(text, stream=n % 2 == 0) for n, text in enumerate(texts)]
+        wanted = [each for each in sent if each is not None]
+        if not wanted:
+            pytest.skip("no route asks the model")
+        received = ApiServer(self.make(), runner).ask(*wanted)
+        assert [self.answer_of(each) for each in received] == [f"{t} {ANSWER}" for t in texts]
+
+    def test_an_image_reaches_the_model(self) -> None:
+        """Opened, and before the text or after it."""
+        sent = self.chat("look", stream=False, image_url=_png_url())
+        if sent is None or sent == self.chat("look", stream=False):
+            pytest.skip("no route shows images")
+        runner = ScriptedRunner()
+        (received,) = ApiServer(self.make(), runner).ask(sent)
+        assert received.status == 200, received.body
+        images = [p for p in parts_of(runner.requests[-1].messages) if isinstance(p, ImagePart)]
+        assert [each.image.source_size for each in images] == [(8, 6)]
+
+    # Errors
+
+    @pytest.mark.parametrize("kind", ["unknown model", "no JSON object", "wrong type"])
+    def test_an_error_has_the_apis_own_shape(self, kind: str) -> None:
+        """Whatever found it: the server, the reader or the handler."""
+        api, sent = self.make(), self._chat("hello", stream=False)
+        body: Any = {**(sent.body or {}), self.model_field: ABSENT}
+        if kind == "no JSON object":
+            body = [1]
+        elif kind == "wrong type":
+            body = {**(sent.body or {}), self.model_field: {"a": 1}}
+        (received,) = ApiServer(api, ScriptedRunner()).ask(Sent(sent.path, body, sent.method))
+        assert received.status == (404 if kind == "unknown model" else 400), received.body
+        msgspec.json.decode(received.body, type=api.error_type)
+
+    def test_an_unknown_field_is_reported_or_refused(self) -> None:
+        """A misspelt field must not vanish."""
+        sent = self._chat("hello", stream=False).with_field("unheard_of", 1)
+        (received,) = ApiServer(self.make(), ScriptedRunner()).ask(sent)
+        ignored = received.headers.get("x-vlmkit-ignored", "")
+        assert "unheard_of" in ignored or (
+            received.status == 400 and b"unheard_of" in received.body
+        )
+
+    def test_an_error_of_the_runner_is_a_response(self) -> None:
+        """With its status, in the API's own shape, if nothing was sent before."""
+        for error, status in (
+            (RequestError("the prompt is wrong", param="messages"), 400),
+            (EngineError("the engine failed"), 500),
+        ):
+            api = self.make()
+            for stream in (False, True):
+                (received,) = self._asked(ScriptedRunner(error), stream=stream, api=api)
+                assert received.status == status, received.body
+                msgspec.json.decode(received.body, type=api.error_type)
+
+    def test_an_error_within_a_stream_ends_it(self) -> None:
+        """The last piece is the error, so that a client knows that the answer is incomplete."""
+        failing = ScriptedRunner(late_error=EngineError("the engine failed"))
+        (received,) = self._asked(failing, stream=True)
+        (whole,) = self._asked(ScriptedRunner(), stream=True)
+        assert received.status == 200
+        assert b"failed" in received.pieces[-1]
+        assert b"failed" not in whole.body
+
+    def test_no_error_and_no_log_line_repeats_a_clients_text(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A tenant's text must not reach another tenant or an operator."""
+        caplog.set_level(logging.DEBUG)
+        errors = (RequestError("it is wrong", param="messages"), EngineError("it failed"))
+        for error in errors:
+            (received,) = self._asked(ScriptedRunner(error), stream=False, text=PRIVATE)
+            assert PRIVATE.encode() not in received.body
+        sent = self._chat(PRIVATE, stream=False).with_field(self.model_field, PRIVATE)
+        (received,) = ApiServer(self.make(), ScriptedRunner()).ask(sent)
+        assert PRIVATE.encode() not in received.body
+        assert PRIVATE not in caplog.text
+
+    # The end
+
+    def test_a_client_that_disconnects_aborts_its_answer(self) -> None:
+        """The engine must not go on for nobody."""
+        runner = ScriptedRunner(holds=True)
+        sent = self._chat("hello", stream=True)
+        ApiServer(self.make(), runner).ask(sent, gone_after=1)
+        assert [stream.is_aborted for stream in runner.streams] == [True]
+
+    def _asked(
+        self,
+        runner: ScriptedRunner,
+        *,
+        stream: bool,
+        text: str = "hello",
+        api: Api | None = None,
+    ) -> list[Received]:
+        return ApiServer(api or self.make(), runner).ask(self._chat(text, stream=stream))
+
+    def _chat(self, text: str, *, stream: bool) -> Sent:
+        sent = self.chat(text, stream=stream)
+        if sent is None:
+            pytest.skip("no route asks the model")
+        return sent
+
+    def _own_routes(self, server: ApiServer) -> list[tuple[str, Any]]:
+        """Return the paths and handlers of the API under test."""
+        without = ApiServer(_NoApi(), ScriptedRunner())
+        common = {route.path for route in without.app.routes}
+        return [
+            (route.path_format, handler)
+            for route in server.app.routes
+            if isinstance(route, HTTPRoute) and route.path not in common
+            for handler in route.route_handlers
+            if handler.http_methods != {"OPTIONS"}
+        ]
+
+
+class _NoApi:
+    """An API without routes."""
+
+    error_type = msgspec.Struct
+
+    def write_error(self, *_: Any) -> bytes:
+        """Encode nothing."""
+        return b""
+
+    def routes(self, _host: Any) -> Seq[Any]:
+        """Return no route."""
+        return ()
+
+
+def _png_url() -> str:
+    """Return the ``data:`` URL of a PNG file of 8 by 6 pixels."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (8, 6)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+__all__ = ["MODEL", "ApiContract", "Received", "Sent"]

@@ -1,0 +1,285 @@
+"""APIs that break one promise each, derived from a toy API."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from honest.api import ASK, LIST, Question, ToyAnswer, ToyApi, ToyError, ToyLines
+from litestar.response.base import ASGIResponse
+
+from broken.broken import Broken, Table
+from vlmkit.errors import PluginError, RequestError, VlmkitError
+from vlmkit.types.completion import Chunk
+from vlmkit_server.conversation.exchange import Exchange
+from vlmkit_server.interfaces.api import Route
+from vlmkit_server.interfaces.conversation import Conversation
+from vlmkit_testing import ApiContract
+from vlmkit_testing.contracts.api_contract import MODEL, Received, Sent
+
+
+class ChangedRoute(ToyApi):
+    changes: dict[str, Any] = {}  # noqa: RUF012 - read only
+
+    def routes(self, host: Any) -> Seq[Any]:
+        ask, names = super().routes(host)
+        return [replace(ask, **self.changes), names]
+
+
+class HasNoScope(ChangedRoute):
+    changes = {"scope": ""}  # noqa: RUF012 - as above
+
+
+async def undescribed(exchange: Exchange, body: Question) -> Any:
+    return await ToyApi().ask(exchange, body)
+
+
+class DescribesNothing(ChangedRoute):
+    changes = {"handler": undescribed}  # noqa: RUF012 - as above
+
+
+class HasAnUnansweredRoute(ToyApi):
+    def routes(self, host: Any) -> Seq[Any]:
+        broken = Route(path=LIST, scope="key", handler=self.broken, method="GET", answer=ToyAnswer)
+        return [super().routes(host)[0], broken]
+
+    async def broken(self, exchange: Exchange, _: None) -> Any:
+        """Fail."""
+        raise KeyError(exchange.model)
+
+
+class KeepsItsServer(ToyApi):
+    host: Any = None
+
+    def routes(self, host: Any) -> Seq[Any]:
+        if self.host is not None:
+            raise PluginError("it is mounted already")
+        self.host = host
+        return super().routes(host)
+
+
+class TrimsAnswers(ToyApi):
+    def encoded(self, text: str) -> bytes:
+        return msgspec.json.encode(ToyAnswer(text[:10]))
+
+
+class FirstLineOnly(ToyLines):
+    is_first = True
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        sent = super().chunks(chunks) if self.is_first else b""
+        self.is_first = False
+        return sent
+
+
+class SendsTheFirstLineOnly(ToyApi):
+    lines = FirstLineOnly
+
+
+class HeldLines(ToyLines):
+    def __init__(self) -> None:
+        self.held = b""
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        self.held += super().chunks(chunks)
+        return b""
+
+    def closing(self, usage: Any) -> bytes:
+        return self.held + super().closing(usage)
+
+
+class BuffersItsStreams(ToyApi):
+    lines = HeldLines
+
+
+class SharesItsText(ToyApi):
+    text = ""
+
+    def conversation(self, body: Question) -> Conversation:
+        self.text = body.text
+        return super().conversation(body)
+
+    async def ask(self, exchange: Exchange, body: Question) -> Any:
+        """Answer a question."""
+        self.text = body.text
+        await asyncio.sleep(0.01)
+        return await super().ask(exchange, Question(**msgspec.structs.asdict(body) | {
+            "text": self.text
+        }))  # fmt: skip
+
+
+class DropsImages(ToyApi):
+    def conversation(self, body: Question) -> Conversation:
+        return super().conversation(msgspec.structs.replace(body, image=None))
+
+
+class WritesOpenAisErrors(ToyApi):
+    def write_error(self, fault: Any, _status: int, _scope: Any) -> bytes:
+        return msgspec.json.encode({"error": {"message": fault.message}})
+
+
+class LenientReader:
+    """Ignores fields that it does not know."""
+
+    takes_added = False
+    shape = Question
+
+    def read(self, body: bytes, _added: Any = ()) -> Any:
+        try:
+            return msgspec.json.decode(body, type=Question), frozenset()
+        except msgspec.ValidationError:
+            raise RequestError("the body is wrong") from None
+
+
+class IgnoresUnknownFields(ToyApi):
+    reader = LenientReader()  # type: ignore[assignment]
+
+
+class AnswersErrorsWithSuccess(ToyApi):
+    async def ask(self, exchange: Exchange, body: Question) -> Any:
+        """Answer a question."""
+        try:
+            return await super().ask(exchange, body)
+        except VlmkitError as error:
+            return ASGIResponse(body=msgspec.json.encode(ToyError(str(error))))
+
+
+class SilentLines(ToyLines):
+    def failed(self, error: Exception, scope: Any) -> bytes:
+        return b"end\n"
+
+
+class EndsFailedStreamsAsComplete(ToyApi):
+    lines = SilentLines
+
+
+class RepeatsTheQuestion(ToyApi):
+    async def ask(self, exchange: Exchange, body: Question) -> Any:
+        """Answer a question."""
+        try:
+            return await super().ask(exchange, body)
+        except VlmkitError:
+            raise RequestError(f"cannot answer {body.text}") from None
+
+
+class LogsTheQuestion(ToyApi):
+    async def ask(self, exchange: Exchange, body: Question) -> Any:
+        """Answer a question."""
+        logging.getLogger("toy").info("question: %s", body.text)
+        return await super().ask(exchange, body)
+
+
+class GoesOnWithoutItsClient(ToyApi):
+    async def ask(self, exchange: Exchange, body: Question) -> Any:
+        """Answer a question."""
+        answer = await exchange.run(self.conversation(body), "toy")
+        answer.source.abort = lambda: None  # type: ignore[method-assign]
+        return exchange.stream(replace(answer, reader=answer.source), self.lines())
+
+
+class OnApi(ApiContract):
+    def __init__(self, kind: type[ToyApi]) -> None:
+        self._kind = kind
+
+    def make(self) -> ToyApi:
+        return self._kind()
+
+    def requests(self) -> Seq[Sent]:
+        return [Sent(ASK, {"model": MODEL, "text": "hello"}), Sent(LIST, method="GET")]
+
+    def chat(self, text: str, *, stream: bool, image_url: str = "") -> Sent | None:
+        body = {"model": MODEL, "text": text, "stream": stream}
+        return Sent(ASK, body | ({"image": image_url} if image_url else {}))
+
+    def answer_of(self, received: Received) -> str:
+        if received.headers["content-type"].startswith("text/plain"):
+            lines = received.body.splitlines()
+            return "".join(msgspec.json.decode(line) for line in lines if line.startswith(b'"'))
+        return msgspec.json.decode(received.body, type=ToyAnswer).text
+
+
+TABLE = Table(
+    ApiContract,
+    OnApi,
+    ToyApi,
+    (
+        Broken(
+            HasNoScope,
+            "A route states who may call it.",
+            "every_route_is_described_and_has_a_scope",
+            raises=(PluginError,),
+        ),
+        Broken(
+            DescribesNothing,
+            "A handler's docstring describes its route.",
+            "every_route_is_described_and_has_a_scope",
+        ),
+        Broken(HasAnUnansweredRoute, "Each route answers.", "each_route_answers_its_request"),
+        Broken(
+            KeepsItsServer,
+            "State belongs to the routes of one server.",
+            "the_same_api_can_be_served_twice",
+            raises=(PluginError,),
+        ),
+        Broken(
+            TrimsAnswers,
+            "A whole answer has the model's whole text.",
+            "a_whole_answer_has_the_models_text",
+        ),
+        Broken(
+            SendsTheFirstLineOnly,
+            "A stream has the model's whole text.",
+            "a_stream_has_the_models_text_piece_by_piece",
+        ),
+        Broken(
+            BuffersItsStreams,
+            "A stream sends text as it is generated.",
+            "a_stream_has_the_models_text_piece_by_piece",
+        ),
+        Broken(
+            SharesItsText,
+            "Requests share no state.",
+            "concurrent_requests_get_their_own_answers",
+        ),
+        Broken(DropsImages, "An image reaches the model.", "an_image_reaches_the_model"),
+        Broken(
+            WritesOpenAisErrors,
+            "An error has the type that the API declares.",
+            "an_error_has_the_apis_own_shape",
+            raises=(msgspec.ValidationError,),
+        ),
+        Broken(
+            IgnoresUnknownFields,
+            "An unknown field is reported or refused.",
+            "an_unknown_field_is_reported_or_refused",
+        ),
+        Broken(
+            AnswersErrorsWithSuccess,
+            "An error has its HTTP status.",
+            "an_error_of_the_runner_is_a_response",
+        ),
+        Broken(
+            EndsFailedStreamsAsComplete,
+            "A failed stream ends with its error.",
+            "an_error_within_a_stream_ends_it",
+        ),
+        Broken(
+            RepeatsTheQuestion,
+            "An error does not repeat a client's text.",
+            "no_error_and_no_log_line_repeats_a_clients_text",
+        ),
+        Broken(
+            LogsTheQuestion,
+            "A log line does not repeat a client's text.",
+            "no_error_and_no_log_line_repeats_a_clients_text",
+        ),
+        Broken(
+            GoesOnWithoutItsClient,
+            "A disconnect aborts the answer.",
+            "a_client_that_disconnects_aborts_its_answer",
+            raises=(TimeoutError, AttributeError),
+        ),
+    ),
+)
