@@ -19,8 +19,8 @@ whose source is in a package ``vlmkit*`` is recorded:
   are 5 ms apart, so tokens are streamed one by one.
 * ``beside further tokens``: an answer of 20 tokens, minus 19 further tokens.
 
-Other processes, such as an isolated decoder, are not traced. Timers of the server make repeats
-differ, so minimum and maximum are printed.
+Other processes, such as an isolated decoder, are not traced, and neither are timers of the server,
+which run without requests, too. Threads make repeats differ, so minimum and maximum are printed.
 """
 
 import argparse
@@ -92,6 +92,12 @@ class Trace:
 Count = Callable[[Trace, int | None], int]
 """Counts the calls of one thread, or of all threads."""
 
+TIMERS = {
+    ("vlmkit_server/run.py", "on_tick"),
+    ("vlmkit_server/exchange/monitors.py", "_watch_lag"),
+}
+"""Functions that run periodically, whether there are requests or not."""
+
 COUNTS: dict[str, Count] = {"changes": Trace.num_changes, "calls": Trace.num_calls}
 
 
@@ -101,6 +107,7 @@ class Recorder:
     def __init__(self) -> None:
         self.trace: Trace | None = None
         self._files: dict[CodeType, str | None] = {}
+        self._timers: dict[int, FrameType] = {}  # the running timer of each thread
 
     def install(self) -> None:
         """Trace this thread, and those that start later."""
@@ -108,12 +115,18 @@ class Recorder:
         sys.setprofile(self._on_event)
 
     def _on_event(self, frame: FrameType, event: str, argument: object) -> None:  # noqa: ARG002
-        if event != "call" or (trace := self.trace) is None:
+        thread = threading.get_ident()
+        if event == "return" and self._timers.get(thread) is frame:
+            del self._timers[thread]
+        if event != "call" or (trace := self.trace) is None or thread in self._timers:
             return
         code = frame.f_code
         if code not in self._files:
             self._files[code] = file_of(code.co_filename)
-        if (file := self._files[code]) is not None:
+        file = self._files[code]
+        if (file, code.co_name) in TIMERS:
+            self._timers[thread] = frame
+        elif file is not None:
             trace.note(file)
 
 

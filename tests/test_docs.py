@@ -358,7 +358,7 @@ def test_the_plugin_guide_names_every_contract():
 
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
     contracts = [name for name in vlmkit_testing.__all__ if name.endswith("Contract")]
-    assert len(contracts) == 15
+    assert len(contracts) == 16
     assert all(f"`{name}`" in text for name in contracts)
 
 
