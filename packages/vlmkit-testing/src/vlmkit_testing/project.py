@@ -76,7 +76,9 @@ EXAMPLES = {
     "constraint": Template("Answers from a list of texts, for vlmkit", (NUMPY,)),
     "observer": Template("A line of CSV for each request to vlmkit", (MSGSPEC,)),
     "media_loader": Template("Pages of TIFF files as pictures, for vlmkit", ("pillow>=13",)),
-    "api": Template("Questions for shell scripts over HTTP, for vlmkit", (MSGSPEC, SERVER)),
+    "api": Template(
+        "Questions for shell scripts over HTTP, for vlmkit", ("litestar>=2.25,<3", MSGSPEC, SERVER)
+    ),
     "tool_source": Template(
         "A tool that calculates, for vlmkit", (MSGSPEC, SERVER), tried_with="--call-tools"
     ),

@@ -120,6 +120,13 @@ class WritesOpenAisErrors(ToyApi):
         return msgspec.json.encode({"error": {"message": fault.message}})
 
 
+class NeedsAField(ToyApi):
+    def write_error(self, fault: Any, _status: int, _scope: Any) -> bytes:
+        return msgspec.json.encode(
+            ToyError(f"{fault.param}: {fault.message}"[: 4 + len(fault.param)])
+        )
+
+
 class LenientReader:
     """Ignores fields that it does not know."""
 
@@ -249,6 +256,12 @@ TABLE = Table(
             "An error has the type that the API declares.",
             "an_error_has_the_apis_own_shape",
             raises=(msgspec.ValidationError,),
+        ),
+        Broken(
+            NeedsAField,
+            "An error may be about no field.",
+            "it_encodes_any_error_of_the_server",
+            raises=(TypeError,),
         ),
         Broken(
             IgnoresUnknownFields,
