@@ -51,6 +51,7 @@ OF_KINDS = {
     "api": (
         "vlmkit_server.interfaces.api",
         "vlmkit_server.interfaces.conversation",
+        "vlmkit_server.interfaces.model_info",
         "vlmkit_server.conversation.exchange",
         "vlmkit_server.conversation.host",
     ),

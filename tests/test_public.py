@@ -9,7 +9,17 @@ import vlmkit
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"errors", "image_files", "interfaces", "kit", "settings", "types"}
-OF_THE_SERVER = ("vlmkit_server.interfaces.", "vlmkit_server.settings.")
+OF_THE_SERVER = (
+    "vlmkit_server.interfaces.",
+    "vlmkit_server.settings.",
+    "vlmkit_server.conversation.exchange.",
+    "vlmkit_server.conversation.host.",
+    "vlmkit_server.http.errors.",
+    "vlmkit_server.wire.answer_forms.",
+    "vlmkit_server.wire.body.",
+    "vlmkit_server.wire.sampling_fields.",
+    "vlmkit_server.wire.tool_fields.",
+)
 MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/audio_plugin/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))

@@ -5,7 +5,7 @@ An API's handler gets an :class:`Exchange` and the decoded body, and returns the
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,14 +42,23 @@ from vlmkit_server.exchange.unenforced_schemas import (
     HEADER as UNCONSTRAINED_HEADER,
     UnenforcedSchemas,
 )
+from vlmkit_server.gather import in_order
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import WrongMediaType
+from vlmkit_server.http.errors import Unavailable, WrongMediaType
 from vlmkit_server.interfaces.api import Handler
 from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Conversation, Extras
+from vlmkit_server.interfaces.model_info import ModelInfo
 from vlmkit_server.logs.request_record import RECORD, RequestRecord
 from vlmkit_server.rate_limits.guard import USAGE
 from vlmkit_server.rate_limits.usage_charge import UsageCharge
 from vlmkit_server.wire.body import BodyReader
+from vlmkit_server.wire.plain_prompts import (
+    Plain,
+    check_plain_size,
+    plain_field,
+    plain_fields,
+    plain_names,
+)
 from vlmkit_server.wire.structure import is_light
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -105,6 +114,7 @@ class Exchange:
         plugin_fields: the values of fields that plugins added. Once the model is known, those that
             it does not support are removed.
         images_s: how long fetching and checking the images took, in seconds.
+        load_s: how long the request waited until its model was loaded, in seconds.
     """
 
     def __init__(
@@ -124,7 +134,7 @@ class Exchange:
         self.headers: dict[str, str] = {}
         self.plugin_fields: dict[str, Any] = {}
         self.model = ""
-        self.images_s = 0.0
+        self.images_s = self.load_s = 0.0
         self._decodes = decodes
         self._buffers_streams = buffers_streams
         self._ignored: frozenset[str] = frozenset()
@@ -213,6 +223,22 @@ class Exchange:
             self._whole = ResponseBuffer(limit, account)
             self._leases.callback(self._whole.close)
 
+    # Models.
+
+    @property
+    def models(self) -> list[ModelInfo]:
+        """The served models, in the operator's order."""
+        return [
+            ModelInfo(
+                names=each.names,
+                created_s=each.created,
+                is_in_memory=each.is_in_memory,
+                memory_bytes=each.memory_bytes,
+                facts=each.facts,
+            )
+            for each in self.service.models.values()
+        ]
+
     # Conversations.
 
     async def run(
@@ -254,7 +280,9 @@ class Exchange:
             Overloaded: too many requests wait for their models.
         """
         self.model = self.service.name(name)
+        began_s = time.monotonic()
         runner = await self._leases.enter_async_context(self.service.fleet.leased(self.model))
+        self.load_s = time.monotonic() - began_s
         if self.plugin_fields:
             self._drop_ignored_plugin_fields(runner.facts)
         clamped = OutputLimit(runner.facts, self.headers)
@@ -339,6 +367,46 @@ class Exchange:
             return []
         scorer = PromptScorer(runner, conversation.num_prompt_logprobs, "prompt_logprobs")
         return await scorer.score(request)
+
+    async def embed(
+        self, runner: Runner, texts: Sequence[Plain], field: str, priority: int = 0
+    ) -> list[Completion]:
+        """Embed plain texts, as many at once as the engine has sequences.
+
+        Args:
+            runner: the runner of a leased model.
+            texts: the texts, or their tokens.
+            field: the field of the body that has them; errors name a text in it.
+            priority: a larger value runs later.
+
+        Returns:
+            A completion for each text, in their order.
+
+        Raises:
+            RequestError: the model has no embeddings, or a text is too long; of several, the first.
+            Unavailable: an answer was aborted.
+        """
+        with naming_fields(partial(plain_field, field)):
+            check_plain_size(texts, self.service.settings.max_text_chars, runner.facts)
+
+        async def embedded(named: tuple[str, Plain]) -> Completion:
+            name, text = named
+            request = RunnerRequest(
+                task="embed",
+                priority=priority + self.caller.priority,
+                tenant=self.caller.tenant,
+                account=self.caller.account,
+                trace=self.caller.trace,
+                **plain_fields(text),
+            )
+            with naming_fields(partial(plain_field, name)):
+                completion = await (await runner.asubmit(request)).aresult()
+            if completion.choices[0].embedding is None:
+                raise Unavailable("the answer was cut off", code="aborted")
+            return completion
+
+        named = zip(plain_names(texts, field), texts, strict=True)
+        return await in_order(embedded, named, runner.facts.limits.max_sequences)
 
     # Responses.
 

@@ -88,6 +88,7 @@ def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
         error=api.error_type,
         links=route.links,
         access=route.scope,
+        stream_type=route.stream_type,
     )
     decorate = litestar_route(
         route.path,

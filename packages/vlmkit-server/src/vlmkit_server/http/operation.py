@@ -26,6 +26,8 @@ class Operation(NamedTuple):
         access: who may call it, where the server requires keys.
         media_type: the type of a response that is bytes.
         may_be_missing: whether the response may be a 404.
+        stream_type: the media type of a stream: server-sent events, or lines that have the type of
+            the response.
     """
 
     answer: Any
@@ -42,6 +44,7 @@ class Operation(NamedTuple):
     access: Access = "chat"
     media_type: str = "application/octet-stream"
     may_be_missing: bool = False
+    stream_type: str = "text/event-stream"
 
     @property
     def types(self) -> list[Any]:

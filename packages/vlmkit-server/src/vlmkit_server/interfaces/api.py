@@ -48,6 +48,8 @@ class Route:
         answers: what a model does for it; says which fields of the body ``/v1/capabilities`` lists.
         event: the name of each event of a stream, for the OpenAPI document; empty if nothing is
             streamed.
+        stream_type: the media type of a stream: server-sent events, or lines of JSON, each of
+            which has the type of the response.
         has_timing: whether complete responses have the ``Server-Timing`` header.
         links: methods and paths of the operations on the ``id`` of a response.
         buffers_streams: whether a streamed answer is kept in memory as a whole, and counts there.
@@ -63,6 +65,7 @@ class Route:
     method: Literal["GET", "POST", "DELETE"] = "POST"
     answers: Answers = "generate"
     event: str = ""
+    stream_type: str = "text/event-stream"
     has_timing: bool = False
     links: tuple[tuple[str, str], ...] = ()
     buffers_streams: bool = False

@@ -25,6 +25,7 @@ from vlmkit_server.wire.ignored import HEADER, STRICT_HEADER
 _Json = dict[str, Any]
 _STRING = {"type": "string"}
 _DEFINITIONS = "#/$defs/"
+_COMPONENTS = "#/components/schemas/"
 # Characters of a path that an operation's id replaces or omits.
 _ID_CHARACTERS = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
 # Descriptions of errors, by status.
@@ -83,12 +84,10 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     """
     handlers = list(_handlers(app))
     types = dict.fromkeys(kind for *_, operation in handlers for kind in operation.types)
-    schemas, components = msgspec.json.schema_components(
-        types, ref_template="#/components/schemas/{name}"
-    )
-    _add_fields(components, app.state.apis.routes, added)
-    _require_tags_of_unions_alone(components)
+    schemas, components = msgspec.json.schema_components(types, ref_template=_COMPONENTS + "{name}")
     schema_of = dict(zip(types, schemas, strict=True))
+    _add_fields(components, schema_of, app.state.apis.routes, added)
+    _require_tags_of_unions_alone(components)
     paths: dict[str, _Json] = {}
     for path, handler, described in handlers:
         for method in sorted(handler.http_methods):
@@ -110,7 +109,12 @@ def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -
     )
 
 
-def _add_fields(components: dict[str, Any], routes: Seq[Route], added: KnownFields) -> None:
+def _add_fields(
+    components: dict[str, Any],
+    schema_of: Mapping[Any, _Json],
+    routes: Seq[Route],
+    added: KnownFields,
+) -> None:
     """Add the fields of plugins to the bodies that accept them."""
     properties: _Json = {}
     for name, facts_of_plugins in added.items():  # several plugins may add a field of the same name
@@ -123,7 +127,8 @@ def _add_fields(components: dict[str, Any], routes: Seq[Route], added: KnownFiel
             alternatives.append(schema)
         properties[name] = {"anyOf": [*alternatives, {"type": "null"}], "default": None}
     readers = (route.reader for route in routes if route.reader)
-    for name in {reader.shape.__name__ for reader in readers if reader.takes_added}:
+    for shape in {reader.shape for reader in readers if reader.takes_added}:
+        name = schema_of[shape]["$ref"].removeprefix(_COMPONENTS)  # its module's, if two share one
         components[name]["properties"].update(properties)
 
 
@@ -134,7 +139,7 @@ def _with_moved_references(schema: Any, prefix: str) -> Any:
     if isinstance(schema, list):
         return [_with_moved_references(item, prefix) for item in schema]
     if isinstance(schema, str) and schema.startswith(_DEFINITIONS):
-        return f"#/components/schemas/{prefix}{schema.removeprefix(_DEFINITIONS)}"
+        return f"{_COMPONENTS}{prefix}{schema.removeprefix(_DEFINITIONS)}"
     return schema
 
 
@@ -222,7 +227,9 @@ def _responses(
     if operation.answer is not bytes:
         content = {"application/json": {"schema": schema_of[operation.answer]}}
     if operation.events:
-        content["text/event-stream"] = {"schema": _event(operation.events)}
+        is_lines = operation.stream_type != "text/event-stream"
+        line = schema_of[operation.answer] if is_lines else _event(operation.events)
+        content[operation.stream_type] = {"schema": line}
     has_body = bool(operation.body or operation.form)
     headers = (
         _REQUEST_ID_HEADERS

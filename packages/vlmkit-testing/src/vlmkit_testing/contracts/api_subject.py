@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 from litestar import Litestar
 
 from vlmkit.errors import VlmkitError
@@ -21,6 +22,7 @@ from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_server.app import create_app
 from vlmkit_server.interfaces.api import Api
@@ -82,7 +84,7 @@ class ScriptedStream:
     num_choices = 1
     prompt_token_ids = (1, 2, 3)
 
-    def __init__(self, words: Seq[str], error: VlmkitError | None, *, holds: bool) -> None:
+    def __init__(self, words: Seq[Any], error: VlmkitError | None, *, holds: bool) -> None:
         self.is_aborted = False
         self._words = list(words)
         self._error = error
@@ -146,6 +148,27 @@ class ScriptedStream:
                 yield chunk
 
 
+class ScriptedVector(ScriptedStream):
+    """Answers with a vector of length one."""
+
+    async def aresult(self) -> Completion:
+        """Return the vector."""
+        choice = Choice(finish_reason="stop", embedding=np.array([0.6, 0.8], np.float32))
+        return Completion([choice], self.usage, self.timings, self.prompt_token_ids)
+
+
+class ScriptedScores(ScriptedStream):
+    """Answers with the scores of continuations, each less likely than the one before."""
+
+    async def aresult(self) -> Completion:
+        """Return a choice for each continuation."""
+        choices = [
+            Choice(finish_reason="stop", samples=[Sample(1, -float(number + 1))])
+            for number in range(len(self._words))
+        ]
+        return Completion(choices, self.usage, self.timings, self.prompt_token_ids)
+
+
 class ScriptedRunner:
     """Answers each request with its own text and the words of a script.
 
@@ -169,7 +192,7 @@ class ScriptedRunner:
             max_sequences=8,
             capacity_tokens=4096,
             max_chunk_tokens=512,
-            hidden_size=0,
+            hidden_size=2,
         ),
         modalities=("text", "image"),
         eos_ids=frozenset({0}),
@@ -191,12 +214,16 @@ class ScriptedRunner:
         self._holds = holds
 
     def submit(self, request: Request, admit: Admit | None = None) -> ScriptedStream:
-        """Start an answer: the text of the newest message, and the script."""
+        """Start an answer: the text of the newest message, and the script; or a vector."""
         self.requests.append(request)
         if self._error is not None:
             raise self._error
         if admit is not None:
             admit(Demand(len(ScriptedStream.prompt_token_ids), answer_tokens=len(WORDS) + 1))
+        if request.task == "embed":
+            return ScriptedVector((), self._late_error, holds=self._holds)
+        if request.task == "score":
+            return ScriptedScores(request.continuations, self._late_error, holds=self._holds)
         last = request.messages[-1].text if request.messages else request.text or ""
         stream = ScriptedStream([f"{last} ", *WORDS], self._late_error, holds=self._holds)
         self.streams.append(stream)

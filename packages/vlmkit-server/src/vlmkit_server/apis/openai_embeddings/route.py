@@ -2,9 +2,8 @@
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from functools import partial
-from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +11,7 @@ from litestar.types import ASGIApp
 
 from vlmkit.checkpoints.pooling import Vector
 from vlmkit.errors import RequestError
-from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit_server.apis.openai_chat.answer import PromptTokensDetails
@@ -34,18 +33,10 @@ from vlmkit_server.conversation.host import Host
 from vlmkit_server.conversation.request_builder import ignored_fields
 from vlmkit_server.exchange.json_pieces import HOLE, filled, listed
 from vlmkit_server.exchange.named_errors import naming_fields
-from vlmkit_server.gather import in_order
 from vlmkit_server.http.errors import OpenAiErrors, Unavailable
 from vlmkit_server.interfaces.api import Route
 from vlmkit_server.interfaces.conversation import Conversation
-from vlmkit_server.wire.plain_prompts import (
-    check_plain_size,
-    plain_field,
-    plain_fields,
-    plain_names,
-    plain_texts,
-    rename_param,
-)
+from vlmkit_server.wire.plain_prompts import plain_texts
 
 
 class EmbeddingsApi(OpenAiErrors):
@@ -70,52 +61,33 @@ async def embed(exchange: Exchange, body: EmbeddingRequest) -> ASGIApp:
     runner = await exchange.lease(body.model)
     _check_dimensions(body.dimensions, runner.facts)
     is_scaled = _is_scaled(body)
-    inputs = await _inputs(exchange, body, runner.facts)
-
-    async def embedded(item: Input) -> Completion:
-        with naming_fields(item.field_of):
-            return await (await runner.asubmit(item.request)).aresult()
-
-    completions = await in_order(embedded, inputs, runner.facts.limits.max_sequences)
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("send either input or messages", param="input")
+    if body.input is None:
+        completions = [await _embedded(exchange, runner, body)]
+    else:
+        texts = plain_texts(body.input, "input")
+        completions = await exchange.embed(runner, texts, "input", body.priority or 0)
     is_base64 = body.encoding_format == "base64"
     make = partial(_encoded, completions, exchange.model, is_base64=is_base64, is_scaled=is_scaled)
     return exchange.pieces(make)
 
 
-class Input(NamedTuple):
-    """One input: its request, and a function that names the field that an error is about."""
-
-    request: RunnerRequest
-    field_of: Callable[[RequestError], str | None]
-
-
-async def _inputs(exchange: Exchange, body: EmbeddingRequest, facts: RunnerFacts) -> list[Input]:
-    """Return the texts of a body, or its conversation."""
-    if (body.input is None) == (body.messages is None):
-        raise RequestError("send either input or messages", param="input")
-    caller = exchange.caller
-    common: dict[str, Any] = {
-        "task": "embed",
-        "priority": (body.priority or 0) + caller.priority,
-        "tenant": caller.tenant,
-        "account": caller.account,
-        "trace": caller.trace,
-    }
-    if body.input is None:
-        conversation = _conversation(body)
-        exchange.report_ignored(ignored_fields(conversation, facts))
-        messages = await exchange.builder.messages(conversation.messages, facts, caller)
-        return [Input(RunnerRequest(messages=messages, **common), conversation.field_of)]
-    texts = plain_texts(body.input, "input")
-    try:
-        check_plain_size(texts, exchange.service.settings.max_text_chars, facts)
-    except RequestError as error:
-        rename_param(error, "input")
-        raise
-    return [
-        Input(RunnerRequest(**plain_fields(text), **common), partial(plain_field, name))
-        for name, text in zip(plain_names(texts, "input"), texts, strict=True)
-    ]
+async def _embedded(exchange: Exchange, runner: Runner, body: EmbeddingRequest) -> Completion:
+    """Embed the conversation of a body."""
+    conversation, caller = _conversation(body), exchange.caller
+    exchange.report_ignored(ignored_fields(conversation, runner.facts))
+    messages = await exchange.builder.messages(conversation.messages, runner.facts, caller)
+    request = RunnerRequest(
+        messages=messages,
+        task="embed",
+        priority=(body.priority or 0) + caller.priority,
+        tenant=caller.tenant,
+        account=caller.account,
+        trace=caller.trace,
+    )
+    with naming_fields(conversation.field_of):
+        return await (await runner.asubmit(request)).aresult()
 
 
 def _conversation(body: EmbeddingRequest) -> Conversation:
