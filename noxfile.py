@@ -28,7 +28,7 @@ TOGETHER = "packages/vlmkit"  # has no code
 MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
-HEIF = "plugins/vlmkit-heif"
+HEIF, OLLAMA = "plugins/vlmkit-heif", "plugins/vlmkit-ollama"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
@@ -44,6 +44,7 @@ ALL = [
     MCP,
     PDF,
     HEIF,
+    OLLAMA,
     MONITOR,
     TOGETHER,
 ]
@@ -69,6 +70,7 @@ OLDEST = {
     MCP: (*TESTED, MCP),
     PDF: (*TESTED, PDF),
     HEIF: (*TESTED, HEIF),
+    OLLAMA: (*TESTED, GUIDANCE, OLLAMA),
     MONITOR: (*TESTED, MONITOR),
 }
 # What each client needs to be tried by the file of tests/clients that has its name.
@@ -87,6 +89,7 @@ CLIENTS = {
     "lm_eval": ["lm-eval[api]", *TORCH_PIN],
     "llama_index": ["llama-index-embeddings-openai-like", "llama-index-llms-openai-like"],
     "llm": ["llm"],
+    "ollama": ["ollama"],
     "open_webui": ["open-webui", *TORCH_PIN],
     "openai_agents": ["openai-agents", "pytest-asyncio"],
     "pydantic_ai": ["pydantic-ai-slim[anthropic,openai]", "pytest-asyncio"],
@@ -292,7 +295,7 @@ def lowest(path: str) -> list[str]:
 @nox.session(default=False)
 def clients_server(session: nox.Session) -> None:
     """Install the server that ``clients`` meet."""
-    install(session, *TESTED, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE)
+    install(session, *TESTED, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE, OLLAMA)
 
 
 @nox.session(default=False, requires=["clients_server"])
