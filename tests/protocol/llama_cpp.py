@@ -1023,33 +1023,34 @@ VECTORS = [
         rejected="a model that is not served is not replaced by another one; `model` may be left "
         "out, and the operator may give a model further names",
     ),
-    *(
-        Case(
-            source=f"test_rerank.py::{test}",
-            name=name,
-            calls=[Call("/rerank", body)],
-            status=404,
-            names="/rerank",
-            rejected="no family that is served here scores pairs of texts; `/v1/embeddings` has "
-            "vectors to compare",
-        )
-        for test, name, body in (
-            (
-                "test_rerank",
-                "/rerank orders documents",
-                {"query": "Machine learning is", "documents": ["A machine", "Paris"]},
-            ),
-            (
-                "test_rerank_tei_format",
-                "/rerank orders texts, in the shape of text-embeddings-inference",
-                {"query": "Machine learning is", "texts": ["A machine", "Paris"]},
-            ),
-            (
-                "test_rerank_top_n",
-                "top_n bounds how many are answered",
+    Case(
+        source="test_rerank.py::test_rerank",
+        name="/rerank orders documents",
+        calls=[
+            Call("/rerank", {"query": "Machine learning is", "documents": ["A machine", "Paris"]})
+        ],
+        holds=lambda a: sorted(each["index"] for each in a.json["results"]) == [0, 1],
+        servers=BOTH,
+    ),
+    Case(
+        source="test_rerank.py::test_rerank_tei_format",
+        name="/rerank orders texts, in the shape of text-embeddings-inference",
+        calls=[Call("/rerank", {"query": "Machine learning is", "texts": ["A machine", "Paris"]})],
+        status=400,
+        names="documents",
+        rejected="`documents` is the field of every other server that has this route",
+    ),
+    Case(
+        source="test_rerank.py::test_rerank_top_n",
+        name="top_n bounds how many are answered",
+        calls=[
+            Call(
+                "/rerank",
                 {"query": "Machine learning", "documents": ["A machine", "Paris"], "top_n": 1},
-            ),
-        )
+            )
+        ],
+        holds=lambda a: len(a.json["results"]) == 1,
+        servers=BOTH,
     ),
     Case(
         source="test_compat_gcp.py::test_gcp_predict_camel_case",

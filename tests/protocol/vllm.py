@@ -1587,9 +1587,6 @@ TOKENS = [
     ),
 ]
 
-NO_PAIRS = (
-    "no family that is served here scores pairs of texts; `/v1/embeddings` has vectors to compare"
-)
 NO_CLASSES = "no family that is served here has classes; `tools` or a `choice` make an answer one"
 E = "test_embedding.py::"
 MEAL = ["The chef prepared a delicious meal."]
@@ -1724,6 +1721,87 @@ EMBEDDINGS = [
     ),
     *(
         Case(
+            source=f"test_online_rerank.py::{test}",
+            name=name,
+            calls=[
+                Call(
+                    path, {"model": MODEL, "query": "What is the capital?", "documents": documents}
+                )
+            ],
+            holds=lambda a: (
+                sorted(each["index"] for each in a.json["results"]) == [0, 1]
+                and a.json["results"][0]["relevance_score"]
+                >= a.json["results"][1]["relevance_score"]
+                and all("text" in each["document"] for each in a.json["results"])
+            ),
+            servers=BOTH,
+        )
+        for test, name, path, documents in (
+            ("test_rerank_texts", "documents are ranked, the best first", "/rerank", ["a", "b"]),
+            (
+                "test_rerank_texts",
+                "documents may be contents of parts",
+                "/v2/rerank",
+                ["a", {"content": [{"type": "text", "text": "b"}]}],
+            ),
+        )
+    ),
+    Case(
+        source="test_online_rerank.py::test_rerank_top_n",
+        name="top_n bounds how many documents are returned",
+        calls=[
+            Call(
+                "/v1/rerank",
+                {"model": MODEL, "query": "x", "documents": ["a", "b", "c"], "top_n": 2},
+            )
+        ],
+        holds=lambda a: len(a.json["results"]) == 2,
+        servers=BOTH,
+    ),
+    *(
+        Case(
+            source=f"{source}",
+            name=name,
+            calls=[Call(path, {"model": MODEL} | body)],
+            holds=lambda a, num=num: (
+                [each["index"] for each in a.json["data"]] == list(range(num))
+                and a.usage["prompt_tokens"] == a.usage["total_tokens"]
+            ),
+            servers=BOTH,
+        )
+        for source, name, path, body, num in (
+            (
+                "test_online_score.py::test_text_1_str_text_2_str",
+                "two texts have a score",
+                "/score",
+                {"text_1": "What is the capital?", "text_2": "Paris"},
+                1,
+            ),
+            (
+                "test_online_score.py::test_text_1_str_text_2_list",
+                "one text is scored with each of several",
+                "/v1/score",
+                {"text_1": "What is the capital?", "text_2": ["Paris", "Rome"]},
+                2,
+            ),
+            (
+                "test_online_score.py::test_text_1_list_text_2_list",
+                "pairs of as many texts are scored",
+                "/v1/score",
+                {"text_1": ["Where?", "When?"], "text_2": ["here", "now"]},
+                2,
+            ),
+            (
+                "test_run_batch.py::test_score",
+                "queries and documents are other names",
+                "/v1/score",
+                {"queries": "What is the capital?", "documents": ["Paris"]},
+                1,
+            ),
+        )
+    ),
+    *(
+        Case(
             source=source,
             name=f"{path} answers",
             calls=[Call(path, body)],
@@ -1732,24 +1810,6 @@ EMBEDDINGS = [
             rejected=why,
         )
         for source, path, body, why in (
-            (
-                "test_online_rerank.py::test_rerank_texts",
-                "/rerank",
-                {"model": MODEL, "query": "What is the capital?", "documents": ["a", "b"]},
-                NO_PAIRS,
-            ),
-            (
-                "test_online_score.py::test_text_1_str_text_2_str",
-                "/score",
-                {"model": MODEL, "text_1": "What is the capital?", "text_2": "Paris"},
-                NO_PAIRS,
-            ),
-            (
-                "test_run_batch.py::test_score",
-                "/v1/score",
-                {"model": MODEL, "queries": "What is the capital?", "documents": ["Paris"]},
-                NO_PAIRS,
-            ),
             (
                 "pooling/test_online.py::test_completion_request",
                 "/pooling",

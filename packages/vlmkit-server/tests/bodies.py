@@ -12,6 +12,8 @@ _APP = create_app({}, msgspec.convert({"allow_generate": True}, ServerSettings))
 READERS = {route.path: route.reader for route in _APP.state.apis.routes}
 """The reader of each route that decodes a body."""
 
+RANKED = {"model": "mock", "query": "x", "documents": ["y"]}
+SCORED = {"model": "mock", "text_1": "x", "text_2": "y"}
 MINIMAL = {
     "/v1/chat/completions": chat(),
     "/v1/chat/completions/render": chat(),
@@ -24,6 +26,11 @@ MINIMAL = {
     "/v1/responses": {"model": "mock", "input": "x"},
     "/v1/responses/render": {"model": "mock", "input": "x"},
     "/v1/responses/input_tokens": {"model": "mock", "input": "x"},
+    "/v1/rerank": RANKED,
+    "/rerank": RANKED,
+    "/v2/rerank": RANKED,
+    "/v1/score": SCORED,
+    "/score": SCORED,
     "/tokenize": {"model": "mock", "prompt": "x"},
     "/detokenize": {"model": "mock", "tokens": []},
 }

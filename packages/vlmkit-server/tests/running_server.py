@@ -38,8 +38,10 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_server.apis.builtin import APIS
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec
+from vlmkit_server.interfaces.api import Api
 from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.run import Server
 from vlmkit_server.settings.server import ServerSettings
@@ -199,6 +201,7 @@ def running(
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     component_names: ComponentNames = UNKNOWN,
     fetch: FetchSettings | None = None,
+    apis: Mapping[str, Api] = APIS,
     **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process.
@@ -211,7 +214,7 @@ def running(
     service = Service(
         served, settled, toolbox, monitors, component_names=component_names, fetch=fetch
     )
-    server = Server(service)
+    server = Server(service, apis)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -22,6 +22,11 @@ from vlmkit_server.settings.server import ServerSettings
 LIVENESS = {"/healthz", "/health", "/ping"}
 SPECIAL = {
     "/v1/embeddings": "embed",
+    "/v1/rerank": "embed",
+    "/rerank": "embed",
+    "/v2/rerank": "embed",
+    "/v1/score": "embed",
+    "/score": "embed",
     "/inference/v1/generate": "tokens",
     "/v1/models/load": "admin",
     "/v1/models/unload": "admin",

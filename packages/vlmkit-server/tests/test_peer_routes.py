@@ -47,7 +47,7 @@ def test_an_unsupported_route_of_another_server_names_the_alternative(server, pa
     assert error["message"] == f"{path.rstrip('/')} is not served here ({UNSERVED[path]})"
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/completions/1", "/slotsx", "/Rerank", "/rerank/"])
+@pytest.mark.parametrize("path", ["/nowhere", "/completions/1", "/slotsx", "/Infill", "/infill/"])
 def test_an_unknown_path_is_not_repeated_in_the_error(server, path):
     assert server.post({}, path).json()["error"]["message"] == "not found"
 

@@ -11,6 +11,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit_server.apis.scores.settings import ScoresSettings
 from vlmkit_server.interfaces.kinds import API, MONITOR, TOOL_SOURCE
 from vlmkit_server.settings.server import ServerSettings
 
@@ -72,11 +73,23 @@ def _build_api(_: BuildContext, name: str) -> "Api":
     return BUILT[name]
 
 
+def _build_scores(context: BuildContext) -> "Api":
+    from vlmkit_server.apis.scores.route import ScoresApi
+
+    return ScoresApi(context.settings)
+
+
 @hookimpl
 def vlmkit_register_apis(registry: "Registry[Api]") -> None:
     """Register the APIs of this distribution."""
     for name, description in APIS.items():
         registry.add(name, partial(_build_api, name=name), description=description)
+    registry.add(
+        "scores",
+        _build_scores,
+        settings=ScoresSettings,
+        description="Rankings and scores of documents, in Jina's, Cohere's and vLLM's shapes.",
+    )
 
 
 @hookimpl

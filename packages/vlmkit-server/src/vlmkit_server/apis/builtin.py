@@ -10,6 +10,7 @@ from vlmkit_server.apis.openai_chat.route import ChatApi
 from vlmkit_server.apis.openai_completions.route import CompletionsApi
 from vlmkit_server.apis.openai_embeddings.route import EmbeddingsApi
 from vlmkit_server.apis.openai_responses.route import ResponsesApi
+from vlmkit_server.apis.scores.route import ScoresApi
 from vlmkit_server.apis.tokens.route import TokensApi
 from vlmkit_server.interfaces.api import Api
 
@@ -20,6 +21,7 @@ APIS: Mapping[str, Api] = MappingProxyType(
         "openai-embeddings": EmbeddingsApi(),
         "anthropic-messages": MessagesApi(),
         "openai-responses": ResponsesApi(),
+        "scores": ScoresApi(),
         "tokens": TokensApi(),
         "files": FilesApi(),
         "batches": BatchesApi(),

@@ -7,7 +7,7 @@ contains paths of this table alone, never text that the client sent.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_RANKING = "no served model scores pairs of texts; /v1/embeddings has vectors to compare"
+_RANKING = "send query and documents to /v1/rerank"
 _POOLING = "send the texts to /v1/embeddings"
 _ADAPTERS = "the operator serves an adapter as a model of its own"
 _AUDIO = "no served model hears or speaks"
@@ -22,13 +22,8 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         "/pooling": _POOLING,
         "/v2/embed": _POOLING,
         "/classify": _POOLING,
-        "/rerank": _RANKING,
         "/reranking": _RANKING,
-        "/v1/rerank": _RANKING,
         "/v1/reranking": _RANKING,
-        "/v2/rerank": _RANKING,
-        "/score": _RANKING,
-        "/v1/score": _RANKING,
         "/lora-adapters": _ADAPTERS,
         "/v1/load_lora_adapter": _ADAPTERS,
         "/v1/unload_lora_adapter": _ADAPTERS,

@@ -12,6 +12,8 @@ _TEXT = "write it into messages"
 _INFILL = "send the whole text to /v1/completions"
 _IMAGES = "send image parts in messages"
 _TEMPLATE = "the model's own template writes prompts"
+_RANKED = "send it to /v1/rerank"
+_SCORED = "send it to /v1/score"
 _LENGTH = "shorten the prompt, or send truncation to /v1/responses"
 
 _KEPT_WHOLE: tuple[object, ...] = (
@@ -68,7 +70,18 @@ PROMPT_ROWS = (
     _unknown("raw", "Ollama", "send prompt to /v1/completions", _OFF),
     _unknown("context", "Ollama", "send messages"),
     _unknown("session_params", "SGLang", "send messages"),
-    _unknown("documents", _VLLM, _TEXT),
+    _prompt("documents", "vLLM, Jina, Cohere", _TEXT),
+    _prompt("query", "Jina, Cohere, vLLM", _RANKED),
+    _prompt("text_1", _VLLM, _SCORED),
+    _prompt("text_2", _VLLM, _SCORED),
+    _prompt("queries", _VLLM, _SCORED),
+    _prompt("items", _VLLM, _SCORED),
+    _prompt("data_1", _VLLM, _SCORED),
+    _prompt("data_2", _VLLM, _SCORED),
+    _prompt("instruction", "vLLM, Qwen", _TEXT, ("",)),
+    _prompt("score_method", "vlmkit", _SCORED),
+    Row("top_n", "Jina, Cohere, vLLM", "implemented", _RANKED, (0,), elsewhere="no effect"),
+    Row("return_documents", "Jina, Cohere", "implemented", _RANKED, elsewhere="no effect"),
     _unknown("task", "SGLang", _TEXT),
     _unknown("safe_prompt", "Mistral", _TEXT, _OFF),
     _unknown("prompt_mode", "Mistral", "send reasoning_effort"),
