@@ -204,7 +204,7 @@ def test_capabilities_and_openapi_list_the_routes_of_an_api():
             return [replace(each, path=f"/renamed{each.path}") for each in super().routes(host)]
 
     server = ApiServer(Renamed(), ScriptedRunner())
-    capabilities, document = server.ask(
+    capabilities, document = server.send(
         Sent("/v1/capabilities", method="GET"), Sent("/openapi.json", method="GET")
     )
     (model,) = msgspec.json.decode(capabilities.body)["models"]

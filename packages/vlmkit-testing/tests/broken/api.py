@@ -227,7 +227,7 @@ TABLE = Table(
         Broken(
             KeepsItsServer,
             "State belongs to the routes of one server.",
-            "the_same_api_can_be_served_twice",
+            "one_api_can_have_two_servers",
             raises=(PluginError,),
         ),
         Broken(

@@ -1,8 +1,8 @@
 """The interface of an API: HTTP routes in one wire format, answered with the server's models.
 
 An API declares routes. A route decodes a body and hands it to a handler with an
-:class:`~vlmkit_server.conversation.exchange.Exchange`, which admits the request, reads the body
-within its limits, finds the model, runs the conversation and sends the answer. Authentication,
+:class:`~vlmkit_server.conversation.exchange.Exchange`. The exchange admits the request, reads the
+body within its limits, finds the model, runs the conversation and sends the answer. Authentication,
 rate limits, deadlines, logs and metrics apply to every route; an API cannot leave them out.
 """
 

@@ -82,13 +82,13 @@ class ApiContract:
             pytest.skip("no request of this API is known")
         for sent in self.requests():
             server = ApiServer(api, ScriptedRunner())
-            (received,) = server.ask(sent)
+            (received,) = server.send(sent)
             assert received.status == 200, received.body
             seen.add(sent.path.partition("?")[0])
         paths = {path for path, _ in self._own_routes(ApiServer(api, ScriptedRunner()))}
         assert {path for path in paths if "{" not in path} <= seen
 
-    def test_the_same_api_can_be_served_twice(self) -> None:
+    def test_one_api_can_have_two_servers(self) -> None:
         """State belongs to the routes of one server."""
         api = self.make()
         first, second = (
@@ -112,13 +112,13 @@ class ApiContract:
 
     def test_a_whole_answer_has_the_models_text(self) -> None:
         """Not more, and not less."""
-        (received,) = self._asked(ScriptedRunner(), stream=False)
+        (received,) = self._responses(ScriptedRunner(), stream=False)
         assert received.status == 200, received.body
         assert self.answer_of(received) == f"hello {ANSWER}"
 
     def test_a_stream_has_the_models_text_piece_by_piece(self) -> None:
         """The same text as the whole answer, in several pieces."""
-        (received,) = self._asked(ScriptedRunner(), stream=True)
+        (received,) = self._responses(ScriptedRunner(), stream=True)
         assert received.status == 200, received.body
         assert self.answer_of(received) == f"hello {ANSWER}"
         assert len(received.pieces) >= len(WORDS)
@@ -131,7 +131,7 @@ class ApiContract:
         wanted = [each for each in sent if each is not None]
         if not wanted:
             pytest.skip("no route asks the model")
-        received = ApiServer(self.make(), runner).ask(*wanted)
+        received = ApiServer(self.make(), runner).send(*wanted)
         assert [self.answer_of(each) for each in received] == [f"{t} {ANSWER}" for t in texts]
 
     def test_an_image_reaches_the_model(self) -> None:
@@ -140,7 +140,7 @@ class ApiContract:
         if sent is None or sent == self.chat("look", stream=False):
             pytest.skip("no route shows images")
         runner = ScriptedRunner()
-        (received,) = ApiServer(self.make(), runner).ask(sent)
+        (received,) = ApiServer(self.make(), runner).send(sent)
         assert received.status == 200, received.body
         images = [p for p in parts_of(runner.requests[-1].messages) if isinstance(p, ImagePart)]
         assert [each.image.source_size for each in images] == [(8, 6)]
@@ -156,14 +156,14 @@ class ApiContract:
             body = [1]
         elif kind == "wrong type":
             body = {**(sent.body or {}), self.model_field: {"a": 1}}
-        (received,) = ApiServer(api, ScriptedRunner()).ask(Sent(sent.path, body, sent.method))
+        (received,) = ApiServer(api, ScriptedRunner()).send(Sent(sent.path, body, sent.method))
         assert received.status == (404 if kind == "unknown model" else 400), received.body
         msgspec.json.decode(received.body, type=api.error_type)
 
     def test_an_unknown_field_is_reported_or_refused(self) -> None:
         """A misspelt field must not vanish."""
         sent = self._chat("hello", stream=False).with_field("unheard_of", 1)
-        (received,) = ApiServer(self.make(), ScriptedRunner()).ask(sent)
+        (received,) = ApiServer(self.make(), ScriptedRunner()).send(sent)
         ignored = received.headers.get("x-vlmkit-ignored", "")
         assert "unheard_of" in ignored or (
             received.status == 400 and b"unheard_of" in received.body
@@ -177,15 +177,15 @@ class ApiContract:
         ):
             api = self.make()
             for stream in (False, True):
-                (received,) = self._asked(ScriptedRunner(error), stream=stream, api=api)
+                (received,) = self._responses(ScriptedRunner(error), stream=stream, api=api)
                 assert received.status == status, received.body
                 msgspec.json.decode(received.body, type=api.error_type)
 
     def test_an_error_within_a_stream_ends_it(self) -> None:
         """The last piece is the error, so that a client knows that the answer is incomplete."""
         failing = ScriptedRunner(late_error=EngineError("the engine failed"))
-        (received,) = self._asked(failing, stream=True)
-        (whole,) = self._asked(ScriptedRunner(), stream=True)
+        (received,) = self._responses(failing, stream=True)
+        (whole,) = self._responses(ScriptedRunner(), stream=True)
         assert received.status == 200
         assert b"failed" in received.pieces[-1]
         assert b"failed" not in whole.body
@@ -197,23 +197,23 @@ class ApiContract:
         caplog.set_level(logging.DEBUG)
         errors = (RequestError("it is wrong", param="messages"), EngineError("it failed"))
         for error in errors:
-            (received,) = self._asked(ScriptedRunner(error), stream=False, text=PRIVATE)
+            (received,) = self._responses(ScriptedRunner(error), stream=False, text=PRIVATE)
             assert PRIVATE.encode() not in received.body
         sent = self._chat(PRIVATE, stream=False).with_field(self.model_field, PRIVATE)
-        (received,) = ApiServer(self.make(), ScriptedRunner()).ask(sent)
+        (received,) = ApiServer(self.make(), ScriptedRunner()).send(sent)
         assert PRIVATE.encode() not in received.body
         assert PRIVATE not in caplog.text
 
     # The end
 
     def test_a_client_that_disconnects_aborts_its_answer(self) -> None:
-        """The engine must not go on for nobody."""
+        """The engine must not compute an answer without a reader."""
         runner = ScriptedRunner(holds=True)
         sent = self._chat("hello", stream=True)
-        ApiServer(self.make(), runner).ask(sent, gone_after=1)
+        ApiServer(self.make(), runner).send(sent, gone_after=1)
         assert [stream.is_aborted for stream in runner.streams] == [True]
 
-    def _asked(
+    def _responses(
         self,
         runner: ScriptedRunner,
         *,
@@ -221,7 +221,7 @@ class ApiContract:
         text: str = "hello",
         api: Api | None = None,
     ) -> list[Received]:
-        return ApiServer(api or self.make(), runner).ask(self._chat(text, stream=stream))
+        return ApiServer(api or self.make(), runner).send(self._chat(text, stream=stream))
 
     def _chat(self, text: str, *, stream: bool) -> Sent:
         sent = self.chat(text, stream=stream)

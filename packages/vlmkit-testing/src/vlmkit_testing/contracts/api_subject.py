@@ -276,7 +276,7 @@ class ApiServer:
         self.runner = runner
         self.app: Litestar = create_app({MODEL: runner}, ServerSettings(), apis={"tested": api})
 
-    def ask(self, *sent: Sent, gone_after: int | None = None) -> list[Received]:
+    def send(self, *sent: Sent, gone_after: int | None = None) -> list[Received]:
         """Send requests at once, and return their responses.
 
         Args:
@@ -286,11 +286,13 @@ class ApiServer:
 
         async def all_of() -> list[Received]:
             async with asyncio.timeout(TIMEOUT_S), self.app.lifespan():
-                return list(await asyncio.gather(*(self._ask(each, gone_after) for each in sent)))
+                return list(
+                    await asyncio.gather(*(self._response(each, gone_after) for each in sent))
+                )
 
         return asyncio.run(all_of())
 
-    async def _ask(self, sent: Sent, gone_after: int | None) -> Received:
+    async def _response(self, sent: Sent, gone_after: int | None) -> Received:
         content = b"" if sent.body is None else msgspec.json.encode(sent.body)
         received, gone, has_sent = Received(), asyncio.Event(), False
 

@@ -1,8 +1,8 @@
 """Readers of quantized weights, the kind ``torch_weights``. Importing this imports no torch.
 
 A reader belongs to one checkpoint. It supplies plain weights one by one, under the names that the
-checkpoint would have without quantization. transformers then renames, merges and converts them as
-it does with the weights of a plain checkpoint.
+checkpoint would have without quantization. The library transformers then renames, merges and
+converts them as it does with the weights of a plain checkpoint.
 """
 
 from collections.abc import Mapping

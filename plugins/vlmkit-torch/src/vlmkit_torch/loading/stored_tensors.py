@@ -27,10 +27,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, by the header of its file."""
@@ -38,14 +38,14 @@ class StoredTensors(Mapping[str, torch.Tensor]):
 
     def dtype(self, name: str) -> str:
         """Return the dtype of a tensor in the words of safetensors, such as ``I8``."""
-        return self._places[name][1]
+        return self._locations[name][1]
 
     def slice(self, name: str) -> Any:
         """Return what reads a tensor when it is indexed, as transformers expects."""
         return self._file(name).get_slice(name)
 
     @cached_property
-    def _places(self) -> dict[str, tuple[str, str]]:
+    def _locations(self) -> dict[str, tuple[str, str]]:
         """The file and the dtype of each tensor."""
         places: dict[str, tuple[str, str]] = {}
         for file in safetensors_header.weights_of(self._checkpoint).files:
@@ -54,7 +54,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return places
 
     def _file(self, name: str) -> Any:
-        file, _ = self._places[name]
+        file, _ = self._locations[name]
         if file not in self._open:
             path = self._checkpoint.path / file
             opened: Any = safe_open(path, framework="pt", device="cpu")

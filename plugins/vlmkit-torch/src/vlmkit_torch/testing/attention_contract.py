@@ -14,11 +14,11 @@ from vlmkit_torch.interfaces.torch_attention import (
     AttentionNeeds,
     LayerNeeds,
 )
-from vlmkit_torch.testing.attention_trial import (
+from vlmkit_torch.testing.attention_case import (
     BLOCK_TOKENS,
+    AttentionCase,
     LateUploads,
     Part,
-    Trial,
     needs_of,
     plain_layer,
 )
@@ -41,7 +41,7 @@ class TorchAttentionContract:
     atol: float | None = None
 
     def make(self) -> AttentionBackend:
-        """Return a new backend, which nobody prepared."""
+        """Return a new backend that is not prepared yet."""
         raise NotImplementedError
 
     def test_capabilities_are_constant(self) -> None:
@@ -72,16 +72,16 @@ class TorchAttentionContract:
 
     def test_new_keys_and_values_are_written(self) -> None:
         """Each goes to its slot, unchanged."""
-        trial = self._ran(self._layer(), (*DECODES, *CHUNKS), len(DECODES))
-        for pool, new in zip(trial.pools, (trial.key, trial.value), strict=True):
-            assert torch.equal(pool[trial.new_slots], new.transpose(0, 1))
+        case = self._ran(self._layer(), (*DECODES, *CHUNKS), len(DECODES))
+        for pool, new in zip(case.pools, (case.key, case.value), strict=True):
+            assert torch.equal(pool[case.new_slots], new.transpose(0, 1))
 
     def test_no_other_slot_is_written(self) -> None:
         """Other sequences have them; the block of zeros stays zero."""
         arguments = (self._layer(), (*DECODES, *CHUNKS), len(DECODES))
-        trial, before = self._ran(*arguments), self._trial(*arguments).pools
-        others = [slot for slot in range(len(before.keys)) if slot not in set(trial.new_slots)]
-        for pool, earlier in zip(trial.pools, before, strict=True):
+        case, before = self._ran(*arguments), self._case(*arguments).pools
+        others = [slot for slot in range(len(before.keys)) if slot not in set(case.new_slots)]
+        for pool, earlier in zip(case.pools, before, strict=True):
             assert torch.equal(pool[others], earlier[others])
 
     def test_slots_that_no_token_sees_have_no_effect(self) -> None:
@@ -90,10 +90,10 @@ class TorchAttentionContract:
 
     def test_queries_keys_and_values_are_only_read(self) -> None:
         """The model may use them again."""
-        trial = self._trial(self._layer(), (*DECODES, *CHUNKS), len(DECODES))
-        backend = self._prepared(trial.layer)
-        plan = backend.plan(trial.tokens, trial.layer.kind, trial.uploads)
-        call = trial.call(plan)
+        case = self._case(self._layer(), (*DECODES, *CHUNKS), len(DECODES))
+        backend = self._prepared(case.layer)
+        plan = backend.plan(case.tokens, case.layer.kind, case.uploads)
+        call = case.call(plan)
         before = [each.clone() for each in (call.query, call.key, call.value)]
         backend.attend(call)
         for old, new in zip(before, (call.query, call.key, call.value), strict=True):
@@ -103,18 +103,18 @@ class TorchAttentionContract:
         """A plan's arrays reach the device after ``plan`` returned, in one transfer."""
         layer, device = self._layer(), self._device()
         parts = (*DECODES, *CHUNKS)
-        trial = Trial(layer, parts, device, num_decodes=4, uploads=LateUploads(device))
-        self._compare(trial.run(self._prepared(layer)), trial)
+        case = AttentionCase(layer, parts, device, num_decodes=4, uploads=LateUploads(device))
+        self._compare(case.run(self._prepared(layer)), case)
 
     def test_a_plan_serves_all_layers_of_its_kind(self) -> None:
         """Layers of one kind may differ in heads, sizes of heads and scale."""
         layers = [self._layer(), replace(self._layer(), num_heads=6, num_kv_heads=3, scale=0.1)]
         backend = self.make()
         backend.prepare(self._needs(*layers))
-        first, second = (self._trial(layer, (*DECODES, *CHUNKS), 4) for layer in layers)
+        first, second = (self._case(layer, (*DECODES, *CHUNKS), 4) for layer in layers)
         plan = backend.plan(first.tokens, first.layer.kind, first.uploads)
-        for trial in (first, second):
-            self._compare(backend.attend(trial.call(plan)), trial)
+        for case in (first, second):
+            self._compare(backend.attend(case.call(plan)), case)
 
     def test_steps_are_independent(self) -> None:
         """A backend computes many steps of changing sizes, and again smaller ones."""
@@ -127,8 +127,8 @@ class TorchAttentionContract:
             (DECODES[2:], 2),
         ]
         for seed, (parts, num_decodes) in enumerate(steps):
-            trial = Trial(layer, parts, self._device(), num_decodes=num_decodes, seed=seed)
-            self._compare(trial.run(backend), trial)
+            case = AttentionCase(layer, parts, self._device(), num_decodes=num_decodes, seed=seed)
+            self._compare(case.run(backend), case)
 
     def test_every_stated_precision_is_computed(self) -> None:
         """The result has the precision of the values."""
@@ -202,24 +202,24 @@ class TorchAttentionContract:
         self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int = 0, stale: float = 7.0
     ) -> None:
         """Compare a step with attention that is written out."""
-        trial = self._trial(layer, parts, num_decodes, stale)
+        case = self._case(layer, parts, num_decodes, stale)
         has_spans = any(part.views for part in parts)
-        self._compare(trial.run(self._prepared(layer, has_image_spans=has_spans)), trial)
+        self._compare(case.run(self._prepared(layer, has_image_spans=has_spans)), case)
 
-    def _ran(self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int) -> Trial:
-        trial = self._trial(layer, parts, num_decodes)
-        trial.run(self._prepared(layer))
-        return trial
+    def _ran(self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int) -> AttentionCase:
+        case = self._case(layer, parts, num_decodes)
+        case.run(self._prepared(layer))
+        return case
 
-    def _trial(
+    def _case(
         self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int = 0, stale: float = 7.0
-    ) -> Trial:
-        return Trial(layer, parts, self._device(), num_decodes=num_decodes, stale=stale)
+    ) -> AttentionCase:
+        return AttentionCase(layer, parts, self._device(), num_decodes=num_decodes, stale=stale)
 
-    def _compare(self, found: object, trial: Trial) -> None:
-        wanted = trial.written_out()
+    def _compare(self, found: object, case: AttentionCase) -> None:
+        wanted = case.written_out()
         assert isinstance(found, torch.Tensor)
-        assert (found.dtype, found.shape) == (trial.layer.dtype, wanted.shape)
+        assert (found.dtype, found.shape) == (case.layer.dtype, wanted.shape)
         atol = self.atol or TOLERANCES.get(found.dtype, HALF_TOLERANCE)
         torch.testing.assert_close(found.double(), wanted, atol=atol, rtol=0)
 

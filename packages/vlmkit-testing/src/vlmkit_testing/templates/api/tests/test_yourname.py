@@ -32,13 +32,13 @@ class TestQuestions(ApiContract):
 
 def test_an_error_names_the_field_of_this_api() -> None:
     runner = ScriptedRunner(RequestError("the prompt is too long", param="messages"))
-    (received,) = ApiServer(Questions(), runner).ask(Sent(PATH, {"question": "x"}))
+    (received,) = ApiServer(Questions(), runner).send(Sent(PATH, {"question": "x"}))
     assert msgspec.json.decode(received.body)["field"] == "question"
 
 
 def test_the_length_of_an_answer_reaches_the_model() -> None:
     runner = ScriptedRunner()
-    ApiServer(Questions(), runner).ask(Sent(PATH, {"question": "x", "max_tokens": 3}))
+    ApiServer(Questions(), runner).send(Sent(PATH, {"question": "x", "max_tokens": 3}))
     params = runner.requests[0].params
     assert params is not None
     assert params.max_tokens == 3

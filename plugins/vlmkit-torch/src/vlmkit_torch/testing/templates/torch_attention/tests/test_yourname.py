@@ -4,7 +4,7 @@ import torch
 
 from vlmkit_torch.interfaces.torch_attention import AttentionBackend
 from vlmkit_torch.testing import TorchAttentionContract
-from vlmkit_torch.testing.attention_trial import Part, Trial, needs_of, plain_layer
+from vlmkit_torch.testing.attention_case import AttentionCase, Part, needs_of, plain_layer
 from vlmkit_yourname.attention import ExactAttention
 
 
@@ -19,6 +19,6 @@ def test_the_result_is_rounded_once() -> None:
     device, backend = torch.device("cpu"), ExactAttention()
     layer = plain_layer(torch.bfloat16, head_size=64)
     backend.prepare(needs_of([layer], device))
-    trial = Trial(layer, [Part(30, 1), Part(0, 40)], device, num_decodes=1)
+    case = AttentionCase(layer, [Part(30, 1), Part(0, 40)], device, num_decodes=1)
 
-    assert torch.equal(trial.run(backend), trial.written_out().to(torch.bfloat16))
+    assert torch.equal(case.run(backend), case.written_out().to(torch.bfloat16))
