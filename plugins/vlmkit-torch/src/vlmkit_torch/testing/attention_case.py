@@ -94,11 +94,11 @@ class AttentionCase:
         blocks = torch.randperm(NUM_BLOCKS, generator=self._random).tolist()
         self._new = [_placed(part, blocks) for part in parts]
         lengths = [len(new.slots) for new in self._new]
-        self._keys = [self._numbers(layer.num_kv_heads, n, layer.head_size) for n in lengths]
-        self._values = [self._numbers(layer.num_kv_heads, n, layer.value_head_size) for n in lengths]
+        self._keys = [self._normal(layer.num_kv_heads, n, layer.head_size) for n in lengths]
+        self._values = [self._normal(layer.num_kv_heads, n, layer.value_head_size) for n in lengths]
         total = sum(part.count for part in parts)
-        self.query = self._numbers(layer.num_heads, total, layer.head_size)
-        self.sinks = self._numbers(layer.num_heads) if layer.has_sinks else None
+        self.query = self._normal(layer.num_heads, total, layer.head_size)
+        self.sinks = self._normal(layer.num_heads) if layer.has_sinks else None
         self.pools = self._filled(stale)
         self.tokens: StepTokens = step_tokens(
             self._new[:num_decodes],
@@ -165,7 +165,7 @@ class AttentionCase:
             heads.append(weights @ values[own])
         return torch.stack(heads)
 
-    def _numbers(self, *shape: int) -> torch.Tensor:
+    def _normal(self, *shape: int) -> torch.Tensor:
         numbers = torch.randn(shape, generator=self._random)
         return numbers.to(self._device, self.layer.dtype)
 
