@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-collect_ignore_glob = ["packages/vlmkit-testing/src/*"]
+collect_ignore_glob = ["packages/vlmkit-testing/src/*", "plugins/vlmkit-torch/src/*"]
 """Templates of plugins have tests, of names that are put in when a project is made of them."""
 
 Make = Callable[[Path], object]

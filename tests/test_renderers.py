@@ -51,6 +51,7 @@ def plan(name: str, folder: Path, tokenizer: str) -> TextSide:
         name=name,
         path=str(folder),
         revision=None,
+        file=None,
         model=name,
         tokenizer=(tokenizer, {}),
         media_loaders=[("image", {})],

@@ -121,6 +121,24 @@ OF_CHATS = frozenset(
 )
 """Fields of ``/tokenize`` that need messages."""
 
+RANKED = {"query": "a", "documents": ["a", "b"]}
+NEEDED: dict[str, dict[str, Any]] = {
+    "/api/chat": {"messages": [USER], "stream": False},
+    "/api/generate": {"prompt": "Hello", "stream": False},
+    "/api/embed": {"input": "Hello"},
+    "/api/embeddings": {"prompt": "Hello"},
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RANKED),
+}
+"""Fields without which a body asks for nothing."""
+
+PAIRS = (
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("text_1", "text_2"),
+)
+"""Fields of a score that belong together."""
+
 CHATS = ("/v1/chat/completions", "/v1/embeddings", "/tokenize")
 
 
@@ -289,7 +307,21 @@ def complete(base: str, body: Body) -> None:
         body.setdefault("input", "Hello")
     if base == "/tokenize" and not {"messages", "prompt"} & {*body}:
         body |= {"messages": [USER]} if OF_CHATS & {*body} else {"prompt": "Hello"}
+    _complete_scores(base, body)
     _add_companions(base, body)
+
+
+def _complete_scores(base: str, body: Body) -> None:
+    """Add the fields that the routes of scores and of Ollama's API need."""
+    for name, value in NEEDED.get(base, {}).items():
+        body.setdefault(name, value)
+    for document in body["documents"] if base.endswith("/rerank") else ():
+        if isinstance(document, dict) and not {"text", "image", "content"} & {*document}:
+            document["text"] = "a"
+    if base in ("/score", "/v1/score"):
+        pair = next((pair for pair in PAIRS if {*pair} & {*body}), PAIRS[-1])
+        for name in pair:
+            body.setdefault(name, "a")
 
 
 def _complete_chat(body: Body) -> None:

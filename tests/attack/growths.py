@@ -191,11 +191,18 @@ MEANINGS: Mapping[str, Callable[[], list[Growth]]] = {
         [
             "content",
             "context",
+            "data_1",
+            "data_2",
             "description",
+            "documents",
             "input",
+            "instruction",
             "instructions",
+            "items",
             "output",
             "prompt",
+            "queries",
+            "query",
             "reasoning",
             "reasoning_content",
             "signature",
@@ -203,6 +210,8 @@ MEANINGS: Mapping[str, Callable[[], list[Growth]]] = {
             "stop_sequences",
             "system",
             "text",
+            "text_1",
+            "text_2",
             "thinking",
             "title",
             "prediction",
@@ -217,7 +226,9 @@ MEANINGS: Mapping[str, Callable[[], list[Growth]]] = {
         ],
         prose,
     ),
-    **dict.fromkeys(("schema", "json", "guided_json", "parameters", "input_schema"), schemas),
+    **dict.fromkeys(
+        ("schema", "format", "json", "guided_json", "parameters", "input_schema"), schemas
+    ),
     **dict.fromkeys(
         [
             "chat_template_kwargs",
@@ -232,7 +243,7 @@ MEANINGS: Mapping[str, Callable[[], list[Growth]]] = {
     **dict.fromkeys(("regex", "guided_regex"), regexes),
     **dict.fromkeys(("grammar", "guided_grammar"), larks),
     **dict.fromkeys(("choice", "guided_choice"), choices),
-    **dict.fromkeys(("url", "image_url", "file_url", "image_urls"), urls),
+    **dict.fromkeys(("image", "url", "image_url", "file_url", "image_urls"), urls),
     **dict.fromkeys(("data", "file_data", "images"), lambda: media(_as_base64)),
     "arguments": arguments,
     "pages": pages,

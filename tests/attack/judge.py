@@ -70,6 +70,8 @@ def flaw(field: Field | None, answer: Answer) -> str | None:
 def _flaw_of_error(field: Field | None, answer: Answer) -> str | None:
     try:
         error = json.loads(answer.content)["error"]
+        if isinstance(error, str):  # Ollama's shape
+            error = {"message": error}
         message = error["message"]
     except (ValueError, KeyError, TypeError):
         return f"status {answer.status} without an error body: {answer.content[:200]!r}"

@@ -31,7 +31,8 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit_server.app import create_app
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_testing import RequestFieldContract, RunnerContract, new_sequence
 from vlmkit_testing.contracts import sampler_subject
 
@@ -128,10 +129,11 @@ def test_a_provider_cannot_add_one_field_twice() -> None:
 
 
 def test_fields_of_the_server_request_bodies_are_reserved() -> None:
-    own = set(SamplingParams.__struct_fields__)
-    for reader in (BODIES | GENERATE_BODIES).values():
-        own |= reader.fields
-    assert own == RESERVED
+    app = create_app({}, ServerSettings(allow_generate=True))
+    readers = [route.reader for route in app.state.apis.routes]
+    every = set(SamplingParams.__struct_fields__).union(*(each.fields for each in readers))
+    own = set[str]().union(*(each.fields for each in readers if each.takes_added))
+    assert own | set(SamplingParams.__struct_fields__) <= RESERVED <= every
 
 
 # Requests.

@@ -50,7 +50,7 @@ class TestPrompts(_Ollama):
 
 
 def refusal(error: RequestError, path: str, body: dict) -> str:
-    (received,) = ApiServer(OllamaApi(), ScriptedRunner(error)).ask(Sent(path, body))
+    (received,) = ApiServer(OllamaApi(), ScriptedRunner(error)).send(Sent(path, body))
     assert received.status == 400
     return json.loads(received.body)["error"]
 
@@ -59,4 +59,4 @@ def test_an_error_is_one_text() -> None:
     body = {"model": MODEL, "prompt": "x", "images": [base64.b64encode(b"none").decode()]}
     assert isinstance(refusal(RequestError("wrong"), "/api/generate", body), str)
     assert refusal(RequestError("too long", param="messages"), "/api/generate",
-                   {"model": MODEL, "prompt": "x"}) == "too long"  # fmt: skip
+                   {"model": MODEL, "prompt": "x"}) == "prompt: too long"  # fmt: skip

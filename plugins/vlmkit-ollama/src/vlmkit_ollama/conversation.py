@@ -42,6 +42,7 @@ _NAMES = {
     "chat_template_kwargs": "think",
     "chat_template_kwargs.enable_thinking": "think",
     "chat_template_kwargs.thinking": "think",
+    "continue_final_message": "messages",
 }
 
 

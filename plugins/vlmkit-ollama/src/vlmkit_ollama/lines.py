@@ -22,8 +22,11 @@ class OllamaError(msgspec.Struct):
 
 
 def encoded_error(fault: Fault) -> bytes:
-    """Encode an error in Ollama's shape."""
-    return msgspec.json.encode(OllamaError(fault.message))
+    """Encode an error in Ollama's shape; its text names the field, for which there is no member."""
+    text, param = fault.message, fault.param
+    return msgspec.json.encode(
+        OllamaError(text if not param or param in text else f"{param}: {text}")
+    )
 
 
 class AnswerLines:

@@ -1,5 +1,6 @@
 """Errors in Anthropic's shape; the errors and their statuses are the same for every API."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -7,7 +8,7 @@ from litestar.types import Scope
 
 from vlmkit_server.http.errors import Fault
 
-_TYPES = {
+_TYPES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
@@ -45,6 +46,6 @@ def message_error(fault: Fault, status: int, scope: Scope) -> bytes:
     param, message = fault.param, fault.message
     if param is not None and not message.startswith(param):
         message = f"{param}: {message}"
-    kind = _TYPES.get(HTTPStatus(status), "invalid_request_error")
+    kind = _TYPES.get(status, "invalid_request_error")
     body = MessageFault(kind, message, Details(fault.code))
     return msgspec.json.encode(MessageErrorBody(body, scope["state"].get("request_id", "")))

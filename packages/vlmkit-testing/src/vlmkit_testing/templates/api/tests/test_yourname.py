@@ -9,7 +9,7 @@ from vlmkit_server.interfaces.api import Api
 from vlmkit_testing import ApiContract
 from vlmkit_testing.contracts.api_contract import MODEL, Received, Sent
 from vlmkit_testing.contracts.api_subject import ApiServer, ScriptedRunner
-from vlmkit_yourname.plugin import Questions
+from vlmkit_yourname.api import Questions
 
 PATH = "/yourname"
 
