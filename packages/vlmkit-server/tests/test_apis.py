@@ -1,5 +1,6 @@
 """APIs as plugins: the server's own pass the contract, and faulty ones are refused by name."""
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -210,3 +211,26 @@ def test_capabilities_and_openapi_list_the_routes_of_an_api():
     (model,) = msgspec.json.decode(capabilities.body)["models"]
     assert "messages" in model["endpoints"]["/renamed/v1/chat/completions"]["parameters"]
     assert "/renamed/v1/chat/completions" in msgspec.json.decode(document.body)["paths"]
+
+
+def test_a_route_without_a_body_returns_the_model_that_it_leased():
+    exchanges = []
+
+    async def name(exchange, _):
+        """Return the name of the model."""
+        exchanges.append(exchange)  # so that no garbage collection ends its lease
+        return exchange.json((await exchange.lease(None)).facts.name)
+
+    class Named(ChatApi):
+        def routes(self, _host, /):
+            return [Route(path="/name", scope="key", handler=name, answer=str, method="GET")]
+
+    server = ApiServer(Named(), ScriptedRunner())
+
+    async def num_users():
+        async with server.app.lifespan():
+            received = await server._response(Sent("/name", method="GET"), None)
+            assert msgspec.json.decode(received.body) == MODEL
+            return exchanges[0].service.models[MODEL].num_users
+
+    assert asyncio.run(num_users()) == 0

@@ -152,8 +152,9 @@ class Exchange:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request and send the answer."""
         if self._reader is None:
-            response = await self._handler(self, None)
-            await response(scope, receive, send)
+            async with self._leases:
+                response = await self._handler(self, None)
+                await response(scope, receive, send)
             return
         self.service.check_admission(self.caller.account)
         with ExitStack() as place:
