@@ -1,9 +1,7 @@
 """A runner that meters one call: it applies rate limits and records the call's requests."""
 
-from collections.abc import Sequence as Seq
-
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
-from vlmkit.kit.runner_tokens import adetokenize
+from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
 from vlmkit.types.request import Request
 from vlmkit_server.exchange.output_limit import OutputLimit
 from vlmkit_server.exchange.response_buffer import ResponseBuffer
@@ -12,7 +10,7 @@ from vlmkit_server.logs.request_record import RequestRecord
 from vlmkit_server.rate_limits.usage_charge import UsageCharge
 
 
-class MeteredRunner:
+class MeteredRunner(ForwardedRunner):
     """Wraps a runner for one call, and charges and records its requests.
 
     Args:
@@ -33,21 +31,12 @@ class MeteredRunner:
         record: RequestRecord | None,
         response_buffer: ResponseBuffer | None = None,
     ) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._output_limit = output_limit
         self._unenforced = unenforced
         self._response_buffer = response_buffer
         self._charge = charge
         self._record = record
-        self.facts = runner.facts
-        self.submit = runner.submit
-        self.atokenize = runner.atokenize
-        self.detokenize = runner.detokenize
-        self.token_bytes = runner.token_bytes
-        self.on_failure = runner.on_failure
-        self.stats = runner.stats
-        self.drain = runner.drain
-        self.close = runner.close
 
     async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request, if the caller's limits allow it.
@@ -67,17 +56,3 @@ class MeteredRunner:
         if self._record is not None:
             self._record.answers.append(stream)
         return stream
-
-    async def adetokenize(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens without blocking the event loop."""
-        return await adetokenize(self._runner, token_ids)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests can be answered."""
-        return self._runner.is_ready
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a request would be refused now because the queue is full."""
-        return self._runner.is_full

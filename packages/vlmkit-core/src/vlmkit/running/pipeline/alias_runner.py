@@ -1,18 +1,18 @@
 """A runner under a further name that sets request fields of plugins."""
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
-from vlmkit.kit.runner_tokens import adetokenize
+from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 
 
-class AliasRunner:
-    """Adds request fields to each request, and is otherwise the runner that it wraps.
+class AliasRunner(ForwardedRunner):
+    """Adds request fields to each request, and forwards the rest to the runner that it wraps.
 
     Args:
         runner: answers the requests.
@@ -21,16 +21,9 @@ class AliasRunner:
     """
 
     def __init__(self, runner: Runner, alias: str, fields: Mapping[str, Any]) -> None:
-        self._runner = runner
+        super().__init__(runner)
         self._alias = alias
         self._fields = fields
-        self.facts = runner.facts
-        self.detokenize = runner.detokenize
-        self.token_bytes = runner.token_bytes
-        self.on_failure = runner.on_failure
-        self.stats = runner.stats
-        self.drain = runner.drain
-        self.close = runner.close
 
     def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request with the fields of the alias.
@@ -67,20 +60,6 @@ class AliasRunner:
             EngineError: as the runner's.
         """
         return await self._runner.atokenize(self._with_fields(request))
-
-    async def adetokenize(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens without blocking the event loop."""
-        return await adetokenize(self._runner, token_ids)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests can be answered."""
-        return self._runner.is_ready
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a request would be refused now because the queue is full."""
-        return self._runner.is_full
 
     def _with_fields(self, request: Request) -> Request:
         for name, value in self._fields.items():
