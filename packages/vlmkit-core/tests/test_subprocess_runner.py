@@ -162,6 +162,24 @@ def test_counters_never_fall(model):
     wait_until(lambda: model.runner.stats().counters["num_finished"] == before + 1)
 
 
+def test_an_accepted_request_is_counted_before_the_next_state_of_the_child(model):
+    """Otherwise a server or replicas would send their next request to the wrong engine."""
+    wait_until(lambda: not num_open(model.runner))
+    for number in range(1, 4):
+        stream = model.submit(model.request(script(text="x", tokens=4000), n=2))
+        assert num_open(model.runner) == 2
+        if number == 2:
+            next(iter(stream))
+            assert model.runner.stats().num_running == 2
+        stream.abort()
+        wait_until(lambda: not num_open(model.runner))
+
+
+def num_open(runner: Runner) -> int:
+    stats = runner.stats()
+    return stats.num_running + stats.num_waiting
+
+
 def test_an_unread_answer_does_not_grow(model):
     """Neither here nor in the child."""
     stream = model.submit(model.request(script(text="x", tokens=20_000), max_tokens=20_000))

@@ -14,6 +14,19 @@ from mock_loader import MockLoader
 from running_server import Running, running
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runner() -> Iterator[None]:
+    """Serve models of tests that name no runner by that of ``TESTS_RUNNER``, also in processes.
+
+    A child process that ends counts as a failed engine at once.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        if name := os.environ.get("TESTS_RUNNER"):
+            patched.setenv("VLMKIT_RUNNER__USE", name)
+            patched.setenv("VLMKIT_RUNNER__MAX_RESTARTS", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     """A server with default settings; tests leave it idle."""
@@ -38,19 +51,38 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-IN_THIS_PROCESS = {
-    "test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine": "its workers",
-    "test_many_disconnects_at_any_moment_leave_nothing_behind": "its engine loop",
-    "test_a_model_without_images_or_embeddings_is_listed_without_them": "the limits of its engine",
-    "test_the_precision_of_each_component_is_listed": "its engine and its encoder",
-    "test_out_of_memory_is_a_503_with_retry_after_and_without_library_text": "its tokenizer",
+CANNOT_HOLD = {
+    "patches the image decoder of the server's process, and the child has its own": (
+        "test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine",
+        "test_a_light_prompt_decodes_no_pixels",
+        "test_images_are_decoded_concurrently_in_all_workers_but_one",
+    ),
+    "patches the tokenizer of the server's process, and the child has its own": (
+        "test_a_hanging_tokenizer_does_not_delay_shutdown",
+        "test_light_is_refused_by_a_tokenizer_without_support",
+        "test_out_of_memory_is_a_503_with_retry_after_and_without_library_text",
+    ),
+    "patches the engine of the server's process, and the child has its own": (
+        "test_a_hanging_engine_does_not_outlive_the_process",
+        "test_a_model_without_embeddings_says_yes_or_no",
+        "test_a_model_without_images_or_embeddings_is_listed_without_them",
+        "test_the_precision_of_each_component_is_listed",
+    ),
+    "a child that hangs is killed, which frees its memory, so the model is loaded again": (
+        "test_a_hanging_model_is_not_loaded_a_second_time",
+    ),
+    "compares counters at once, which a child reports 20 times a second": (
+        "test_rendering_runs_no_engine_step",
+        "test_the_cost_of_a_prompt_does_not_reveal_prompts_of_other_tenants",
+    ),
 }
-"""Tests that look into a pipeline or change it, and at what; a child process hides that."""
+"""Why tests cannot hold in front of a child process; every other test must."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip these tests with ``TESTS_RUNNER=subprocess``, which serves mocks in child processes."""
     if os.environ.get("TESTS_RUNNER") == "subprocess":
+        reasons = {name: reason for reason, names in CANNOT_HOLD.items() for name in names}
         for item in items:
-            if part := IN_THIS_PROCESS.get(item.name.partition("[")[0]):
-                item.add_marker(pytest.mark.skip(reason=f"reaches into the pipeline: {part}"))
+            if reason := reasons.get(item.name.partition("[")[0]):
+                item.add_marker(pytest.mark.skip(reason=reason))

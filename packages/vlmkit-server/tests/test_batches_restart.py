@@ -24,19 +24,19 @@ PROGRAM = textwrap.dedent("""
     sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     import msgspec
     from running_server import mock_pipeline
-    from vlmkit.running.pipeline.pipeline import Pipeline
     from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings
 
-    submit = Pipeline.asubmit
+    runner = mock_pipeline()
+    submit = type(runner).asubmit
 
     async def poisoned(self, request, admit=None):
         if any("poison" in str(message.parts[0]) for message in request.messages):
             os.kill(os.getpid(), 9)
         return await submit(self, request, admit)
 
-    Pipeline.asubmit = poisoned
-    serve({"mock": mock_pipeline()}, msgspec.convert(json.loads(sys.argv[2]), ServerSettings))
+    type(runner).asubmit = poisoned
+    serve({"mock": runner}, msgspec.convert(json.loads(sys.argv[2]), ServerSettings))
 """)
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
 SLOW = scripted(text="x", tokens=5, latency_s=0.005)

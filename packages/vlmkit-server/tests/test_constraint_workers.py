@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from process_tree import children_of, descendants_of, pid_of_pipeline
 from running_server import chat, eventually, http_request, process
 from two_keys import headers_of
 
@@ -51,20 +52,14 @@ def refusal(answer):
     return answer.status_code, answer.json()["error"]
 
 
-def processes_of(pid):
-    """Return the descendants of a process that still run."""
-    found = []
-    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found += [int(stat.parent.name), *processes_of(int(stat.parent.name))]
-    return found
+def workers(server):
+    """Return the constraint workers and their trials."""
+    return descendants_of(pid_of_pipeline(server))
 
 
 def trials(server):
     """Return the trial processes: the children of the constraint worker."""
-    return [t for worker in processes_of(server.process.pid) for t in processes_of(worker)]
+    return [t for worker in children_of(pid_of_pipeline(server)) for t in children_of(worker)]
 
 
 def _ask_and_leave(server, order, leaves):
@@ -77,10 +72,10 @@ def _ask_and_leave(server, order, leaves):
 
 def test_a_ready_server_has_started_its_constraint_worker(tmp_path):
     with run_server(tmp_path) as server:
-        (worker,) = processes_of(server.process.pid)
+        (worker,) = workers(server)
         assert server.post(constrained("any")).status_code == 200
         assert eventually(lambda: not trials(server))
-        assert processes_of(server.process.pid) == [worker]
+        assert workers(server) == [worker]
 
 
 def test_a_compiler_that_no_worker_can_build_is_logged_and_its_requests_are_refused(tmp_path):
@@ -129,7 +124,7 @@ def test_a_constraint_over_a_limit_is_refused_and_its_trial_killed(server, order
 
 def cpu_s_of_trials(server):
     """Return the CPU time of ended trials."""
-    (worker,) = processes_of(server.process.pid)
+    (worker,) = workers(server)
     fields = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -182,7 +177,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_replaced(server):
         answer = client.submit(server.post, constrained("wait"))
         assert eventually(lambda: len(trials(server)) == 1)
         (trial,) = trials(server)
-        (worker,) = set(processes_of(server.process.pid)) - {trial}
+        (worker,) = set(workers(server)) - {trial}
         os.kill(worker, signal.SIGKILL)
         status, error = refusal(answer.result(60))
     assert (status, error["code"]) == (503, "prompt_not_made")
@@ -226,7 +221,7 @@ def test_a_server_that_stops_leaves_no_process_behind(tmp_path, stop):
         asking = threading.Thread(target=_ask_and_leave, args=(server, "wait", leaves))
         asking.start()
         assert eventually(lambda: len(trials(server)) == 1)
-        pids = processes_of(server.process.pid)
+        pids = descendants_of(server.process.pid)
         getattr(server.process, stop)()
         server.process.wait(60)
         leaves.set()
@@ -245,4 +240,4 @@ def is_alive(pid):
 def test_without_workers_constraints_are_compiled_by_the_server(tmp_path):
     with run_server(tmp_path, **{"server.constraint_workers": False}) as server:
         assert server.post(constrained("any")).status_code == 200
-        assert processes_of(server.process.pid) == []
+        assert workers(server) == []

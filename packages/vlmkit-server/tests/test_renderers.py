@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx2
 import PIL.Image
 import pytest
+from process_tree import children_of, descendants_of, pid_of_pipeline
 from running_server import chat, eventually, http_request, image_part, image_url, process, scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -94,7 +95,7 @@ VLMKIT_API = (1, 0)
 
 
 def build(context):
-    if "vlmkit.running.pipeline.pipeline" not in sys.modules and "click" not in sys.modules:
+    if "renderer" in sys.argv[0]:
         raise RuntimeError("there is no engine beside this")
     return MockTokenizer()
 
@@ -170,27 +171,12 @@ def code(answer):
 
 def children(server):
     """Return the renderers of a server, without its constraint worker."""
-    pids = []
-    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            is_child = int(fields[1]) == server.process.pid and fields[0] != "Z"
-            if is_child and b"vlmkit.assembly.renderer" in (stat.parent / "cmdline").read_bytes():
-                pids.append(int(stat.parent.name))
-    return pids
+    return children_of(pid_of_pipeline(server), "vlmkit.assembly.renderer")
 
 
 def all_processes(server):
     """Return the server's process, its renderers, and the decoders of both."""
-    parents = {}
-    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-    found = [server.process.pid]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    return [server.process.pid, *descendants_of(server.process.pid)]
 
 
 def cpu_s(pids):
@@ -306,13 +292,13 @@ def test_requests_leave_no_descriptors_shared_memory_or_processes(server):
     """Descriptors, shared memory and processes are the same as before."""
     answer_text(server, image_chat(image_url(300, 200)))
     assert eventually(lambda: is_idle(server))
-    pids = [server.process.pid, *children(server)]
+    pids = [server.process.pid, pid_of_pipeline(server), *children(server)]
     before = [descriptors(pid) for pid in pids]
     with ThreadPoolExecutor(8) as clients:
         bodies = [image_chat(image_url(100 + n, 50), image_url(8, 8)) for n in range(40)]
         assert all(answer.status_code == 200 for answer in clients.map(post, [server] * 40, bodies))
     assert eventually(lambda: [descriptors(pid) for pid in pids] == before)
-    assert [server.process.pid, *children(server)] == pids
+    assert [server.process.pid, pid_of_pipeline(server), *children(server)] == pids
     assert all(shared_bytes(pid) == 0 for pid in pids)
 
 
@@ -397,7 +383,7 @@ def test_memory_is_released_after_large_broken_images(tmp_path):
     cut = data_url(whole[: len(whole) * 2 // 3])
     with served(tmp_path, 0) as server:
         answer_text(server, image_chat(image_url(9, 7)))
-        pids = [server.process.pid]
+        pids = [pid_of_pipeline(server)]
         before = resident_bytes(pids)
         for _ in range(3):
             answer = post(server, image_chat(cut))

@@ -1,6 +1,7 @@
 """Runners that the config of a server names, or that own the scheme of a model's reference."""
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -94,7 +95,10 @@ def run(tmp_path, *words):
     (tmp_path / "far.py").write_text(FAR)
     (tmp_path / "far.toml").write_text('plugins = ["far.py"]')
     command = [sys.executable, "-m", "vlmkit", *words, "--config", "far.toml"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    others = {n: v for n, v in os.environ.items() if not n.startswith("VLMKIT_RUNNER__")}
+    return subprocess.run(
+        command, cwd=tmp_path, env=others, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_check_of_the_server_asks_the_runner_of_a_scheme(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from process_tree import children_of, pid_of_pipeline
 from running_server import chat, eventually, http_request, image_part, image_url, process, scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc")
@@ -149,27 +150,12 @@ def test_batches_do_not_delay_shutdown(tmp_path):
         assert_stops_cleanly(server)
 
 
-def renderers(server):
-    """Return the renderers of the server."""
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    pids = [int(pid) for task in path.parents[1].iterdir() for pid in children(task)]
-    return [
-        pid
-        for pid in pids
-        if b"vlmkit.assembly.renderer" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-
-
-def children(task):
-    return (task / "children").read_text().split()
-
-
 def test_hanging_renderers_do_not_delay_shutdown(tmp_path):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     command += ["--set", "server.num_renderers=1", "--set", "server.drain_timeout_s=1"]
     with process(command, tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
-        (pid,) = renderers(server)
+        (pid,) = children_of(pid_of_pipeline(server), "vlmkit.assembly.renderer")
         os.kill(pid, signal.SIGSTOP)
         body = chat() | {"messages": [{"role": "user", "content": [image_part(image_url())]}]}
         with connect(server, http_request(body)):

@@ -107,6 +107,17 @@ class OpenRequest:
         del self.accepted
         return accepted
 
+    @property
+    def num_running(self) -> int:
+        """Its choices that are generated; none before its first chunk."""
+        has_begun = self._channel is not None and self._channel.completion_tokens > 0
+        return self._num_open if has_begun else 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Its choices in the queue of the process, as far as known."""
+        return self._num_open - self.num_running
+
     # The caller's side.
 
     def decide(self, admit: Admit, demand: Demand) -> None:

@@ -88,6 +88,7 @@ class SubprocessRunner:
         self._requests: dict[int, OpenRequest] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._state = State(NO_STATS, is_full=False)
+        self._uncounted: dict[int, OpenRequest] = {}  # accepted after that state
         self._past: Counter[str] = Counter()  # counters of children that ended
         self._failure: EngineFailed | None = None
         self._listeners: list[Callable[[BaseException], None]] = []
@@ -258,11 +259,20 @@ class SubprocessRunner:
         return self._state.is_full
 
     def stats(self) -> RunnerStats:
-        """Return the last statistics of the child; counters include those of earlier children."""
-        stats = self._state.stats
+        """Return the last statistics of the child, and the requests accepted since then.
+
+        Counters include those of earlier children.
+        """
+        stats, uncounted = self._state.stats, list(self._uncounted.values())
         observed = {} if self._observers is None else self._observers.stats()
         counters = {name: n + self._past[name] for name, n in stats.counters.items()}
-        return replace(stats, counters=counters, observed=stats.observed | observed)
+        return replace(
+            stats,
+            num_running=stats.num_running + sum(each.num_running for each in uncounted),
+            num_waiting=stats.num_waiting + sum(each.num_waiting for each in uncounted),
+            counters=counters,
+            observed=stats.observed | observed,
+        )
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Call a function with the error when the child is given up; at once if it has been."""
@@ -332,6 +342,7 @@ class SubprocessRunner:
                 opened = self._requests.get(entry.number)
                 if opened is not None and opened.add(entry, wakeups):
                     self._requests.pop(entry.number, None)
+                    self._uncounted.pop(entry.number, None)
         elif isinstance(message, Demanded | Accepted):
             self._advanced(message, wakeups)
         elif isinstance(message, Refused):
@@ -339,7 +350,7 @@ class SubprocessRunner:
         elif isinstance(message, Tokenized | Detokenized | Drained):
             self._answered(message)
         elif isinstance(message, State):
-            self._state = message
+            self._state, self._uncounted = message, {}
         elif isinstance(message, Steps) and self._observers is not None:
             for step in message.steps:
                 self._observers.notify("step", step)
@@ -351,11 +362,13 @@ class SubprocessRunner:
         if isinstance(message, Demanded):
             opened.report(message.demand)
         else:
+            self._uncounted[message.number] = opened
             opened.accept(message, self.facts, self._observers, wakeups)
 
     def _refused(self, message: Refused, wakeups: Wakeups) -> None:
         if isinstance(message.error, QueueFull):
             self._state = replace(self._state, is_full=True)
+        self._uncounted.pop(message.number, None)
         if (opened := self._requests.pop(message.number, None)) is not None:
             opened.fail(message.error, wakeups, message)
         if (answer := self._calls.pop(message.number, None)) is not None and not answer.cancelled():
@@ -383,6 +396,7 @@ class SubprocessRunner:
             self._past.update(stats.counters)
             zeros = dict.fromkeys(stats.counters, 0)
             self._state = State(replace(NO_STATS, counters=zeros), is_full=False)
+            self._uncounted = {}
             is_closing = self._closing.is_set()
         wakeups = Wakeups()
         for opened in requests.values():

@@ -187,6 +187,7 @@ class ChildServer:
                 stream.timings,
             )
         )
+        self._state = None  # the caller counts this request itself until the next state
         is_first = True
         while chunks := await stream.next_chunks():
             usage = stream.usage
