@@ -31,12 +31,13 @@ port = 0
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server."""
+    """The address of a server, which runs its model by the runner of ``TESTS_RUNNER``."""
     folder = tmp_path_factory.mktemp("ollama")
     config, log = folder / "vlmkit.toml", folder / "log"
     config.write_text(CONFIG, encoding="utf-8")
     command = [sys.executable, "-m", "vlmkit", "serve", "--config", str(config)]
-    with log.open("wb") as file, subprocess.Popen(command, stderr=file, env=os.environ) as process:
+    env = os.environ | {"VLMKIT_RUNNER__USE": os.environ.get("TESTS_RUNNER", "auto")}
+    with log.open("wb") as file, subprocess.Popen(command, stderr=file, env=env) as process:
         try:
             yield _address(process, log)
         finally:
