@@ -110,6 +110,13 @@ def test_a_model_behaves_the_same_in_a_child_process(model):
         assert model.facts == here.facts
 
 
+def test_stages_of_loading_are_reported_by_the_child():
+    stages: dict[str, list[str]] = {"auto": [], "subprocess": []}
+    for use, seen in stages.items():
+        vlmkit.load("mock", runner={"use": use}, on_stage=seen.append).close()
+    assert [stage for stage in stages["subprocess"] if stage != "runner"] == stages["auto"]
+
+
 def test_pixels_and_arrays_reach_the_child(model):
     shown = np.zeros((30, 40, 3), np.uint8)
     done = model.generate("what?", images=[shown])
@@ -281,8 +288,8 @@ def test_a_child_with_other_facts_after_a_restart_fails_the_runner_by_name(monke
         runner.on_failure(told.append)
         started = ChildProcess.started
 
-        def other(self, timeout_s):
-            found = started(self, timeout_s)
+        def other(self, timeout_s, on_stage):
+            found = started(self, timeout_s, on_stage)
             return replace(found, facts=replace(found.facts, name="another"))
 
         monkeypatch.setattr(ChildProcess, "started", other)

@@ -56,15 +56,17 @@ def mock_pipeline(
     constraint: MakeCompiler | None = None,
     tokenizer: MockTokenizer | None = None,
     pooling: Callable[[], Pooling] = Pooling,
+    runner: str | None = None,
     **engine: Any,
 ) -> Any:
-    """Return a pipeline of the mock, or a runner in a child process if the tests run before one.
+    """Return a pipeline of the mock, or a runner in a child process if ``runner`` names that.
 
-    ``TESTS_RUNNER=subprocess`` chooses the latter. A component that only this process has
-    needs a pipeline here.
+    By default, ``TESTS_RUNNER`` names it. A component that only this process has needs a pipeline
+    here.
     """
+    runner = runner or os.environ.get("TESTS_RUNNER")
     own = (constraint, tokenizer, None if pooling is Pooling else pooling)
-    if os.environ.get("TESTS_RUNNER") == "subprocess" and not any(own):
+    if runner == "subprocess" and not any(own):
         return vlmkit.load(
             "mock",
             engine={"use": "mock", **engine},

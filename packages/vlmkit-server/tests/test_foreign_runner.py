@@ -95,7 +95,7 @@ def test_requests_are_refused_when_all_engines_are_full():
         for num_open in range(1, 5):
             held.append(server.connect(chat(ENDLESS, stream=True)))
             assert eventually(lambda n=num_open: num_open_at(replicas) == n)
-        assert server.get("/readyz").json()["status"] == "full"
+        assert eventually(lambda: server.get("/readyz").json()["status"] == "full")
         assert server.post(chat("hello")).status_code == 429
         for connection in held:
             connection.close()

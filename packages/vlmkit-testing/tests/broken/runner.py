@@ -336,6 +336,10 @@ class IsNeverFull(vlmkit.Pipeline):
     is_full = False
 
 
+class RestartsForEver(vlmkit.Pipeline):
+    is_restarting = True
+
+
 class ReportsFailuresTwice(vlmkit.Pipeline):
     def on_failure(self, tell):
         super().on_failure(tell)
@@ -507,6 +511,11 @@ TABLE = Table(
         Broken(
             ReportsNoFailures,
             "on_failure() calls its function when the runner fails for good.",
+            "a_failure_is_reported_once_and_fails_later_requests",
+        ),
+        Broken(
+            RestartsForEver,
+            "is_restarting is false once the runner has failed for good.",
             "a_failure_is_reported_once_and_fails_later_requests",
         ),
         Broken(

@@ -19,7 +19,7 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_tokens import token_table
 from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.running.subprocess_runner.child_process import WITH_STEPS
-from vlmkit.running.subprocess_runner.messages import CODEC, Started
+from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
 from vlmkit.running.subprocess_runner.server import ChildServer, StepRecorder
 from vlmkit.wire.frames import read_frame, write_frame
 
@@ -35,7 +35,11 @@ def main() -> None:
     steps = StepRecorder() if WITH_STEPS in sys.argv[1:] else None
     try:
         plan = bytes(read_frame(requests).head)
-        runner = build_plan(plan, observers={} if steps is None else {"steps": lambda: steps})
+        runner = build_plan(
+            plan,
+            on_stage=lambda name: write_frame(answers, CODEC.encode(Stage(name))),
+            observers={} if steps is None else {"steps": lambda: steps},
+        )
         table = list(token_table(runner))
     except EOFError:
         return

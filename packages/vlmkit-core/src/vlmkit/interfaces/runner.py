@@ -256,6 +256,22 @@ class HasTokenTable(Protocol):
 
 
 @runtime_checkable
+class RestartsItself(Protocol):
+    """An optional part of a runner: it loses its engine, and becomes ready again by itself.
+
+    A server stays alive meanwhile, and is not ready.
+    """
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether the runner cannot answer now and will later; False once it has failed for good.
+
+        It may be true before the runner has failed, and is ignored while the runner is ready.
+        """
+        ...
+
+
+@runtime_checkable
 class DetokenizesAsync(Protocol):
     """An optional part of a runner: ``detokenize`` for callers in an event loop.
 

@@ -69,7 +69,9 @@ def _build_subprocess(context: BuildContext) -> Runner:
         )
     made = {name: make() for name, make in context.observers.items()}
     observers = {name: observer for name, observer in made.items() if observer is not None}
-    return SubprocessRunner(context.pipelines.plan(), context.settings, observers)
+    return SubprocessRunner(
+        context.pipelines.plan(), context.settings, observers, on_stage=context.on_stage
+    )
 
 
 def _build_image_loader(_: BuildContext) -> MediaLoader:

@@ -33,6 +33,8 @@ def not_ready(model: ModelHandle, message: str) -> Unavailable:
 
 def refusal(model: ModelHandle) -> Unavailable:
     """Return the client's error for a model that failed, or could not be loaded."""
+    if model.is_recovering:
+        return not_ready(model, "the model is being restarted")
     if model.is_dead:
         return Unavailable("the model has failed", code="model_failed")
     left_s = waiting_s(model.failed_s + RETRY_LOAD_S - time.monotonic())

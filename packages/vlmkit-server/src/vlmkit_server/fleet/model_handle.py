@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from vlmkit.interfaces.runner import Runner, RunnerFacts
+from vlmkit.kit.runner_state import is_restarting
 from vlmkit_server.fleet.model_spec import ModelSpec
 
 State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]
@@ -150,9 +151,14 @@ class ModelHandle:
         return self._state == "ready" and self.runner is not None and not self.runner.is_ready
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether its runner cannot answer now, and becomes ready again by itself."""
+        return self.is_dead and self.runner is not None and is_restarting(self.runner)
+
+    @property
     def needs_new_process(self) -> bool:
-        """Whether it is dead, and only a new process can serve it."""
-        return self.is_dead and not self.is_restartable
+        """Whether it is dead, and only a new process of the server can serve it."""
+        return self.is_dead and not self.is_restartable and not self.is_recovering
 
     @property
     def failed_at_start(self) -> bool:

@@ -54,7 +54,9 @@ class ModelRegistry:
     def is_starting(self) -> bool:
         """Whether models are still loading at startup, or all are restarting."""
         models = self.models.values()
-        are_restarting = bool(models) and all(model.is_restarting for model in models)
+        are_restarting = bool(models) and all(
+            model.is_restarting or model.is_recovering for model in models
+        )
         return are_restarting or any(model.is_expected for model in models)
 
     @property

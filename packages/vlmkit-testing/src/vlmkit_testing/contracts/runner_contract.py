@@ -12,6 +12,7 @@ import pytest
 
 from vlmkit.errors import EngineError, QueueFull, VlmkitError
 from vlmkit.interfaces.runner import AnswerStream, Runner
+from vlmkit.kit.runner_state import is_restarting
 from vlmkit.types.request import Request
 from vlmkit_testing.contracts.runner_answers_contract import RunnerAnswersContract
 from vlmkit_testing.contracts.runner_subject import token_ids_of
@@ -124,6 +125,7 @@ class RunnerContract(RunnerAnswersContract):
             self.fail(runner)
             assert self._eventually(lambda: bool(told))
             assert not runner.is_ready
+            assert not is_restarting(runner)
             runner.on_failure(late.append)
             assert (len(told), len(late)) == (1, 1)
             with pytest.raises(EngineError):

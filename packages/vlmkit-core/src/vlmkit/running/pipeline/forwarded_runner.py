@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
+from vlmkit.kit.runner_state import is_restarting
 from vlmkit.kit.runner_tokens import adetokenize
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -45,6 +46,11 @@ class ForwardedRunner:
     def is_ready(self) -> bool:
         """Whether requests can be answered."""
         return self._runner.is_ready
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether requests cannot be answered now, and will be."""
+        return is_restarting(self._runner)
 
     @property
     def is_full(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner, RunnerFacts
+from vlmkit.kit.runner_state import is_restarting
 from vlmkit.kit.runner_tokens import adetokenize, token_table
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
@@ -129,6 +130,11 @@ class Replicas:
     def is_ready(self) -> bool:
         """Whether any replica can answer requests."""
         return any(runner.is_ready for runner in self.runners)
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether no replica can answer, and one will by itself."""
+        return not self.is_ready and any(map(is_restarting, self.runners))
 
     @property
     def is_full(self) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from vlmkit.errors import EngineError, VlmkitError, WireError
 from vlmkit.running.prompting.renderers.process import NOT_SECRET, SECRET
-from vlmkit.running.subprocess_runner.messages import CODEC, Started
+from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
 from vlmkit.wire.frames import Frame, FrameLimits, read_frame, write_frame
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,12 @@ class ChildProcess:
         """The process id."""
         return self._process.pid
 
-    def started(self, timeout_s: float) -> Started:
+    def started(self, timeout_s: float, on_stage: Callable[[str], None]) -> Started:
         """Send the plan, and wait until the model is built.
+
+        Args:
+            timeout_s: after this time, the process is killed.
+            on_stage: called with the name of each stage when it begins.
 
         Raises:
             VlmkitError: the model cannot be built.
@@ -73,7 +77,8 @@ class ChildProcess:
         clock.start()
         try:
             write_frame(self._requests, Frame(self._plan))
-            answer = CODEC.decode(read_frame(self._answers, LIMITS))
+            while isinstance(answer := CODEC.decode(read_frame(self._answers, LIMITS)), Stage):
+                on_stage(answer.name)
         except (EOFError, OSError, WireError):
             self.close()
             raise EngineError(

@@ -88,6 +88,13 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of building the model has begun."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The model is built.
 
@@ -207,6 +214,7 @@ CODEC = Codec(
         "runner.detokenize": Detokenize,
         "runner.drain": Drain,
         "runner.close": Close,
+        "runner.stage": Stage,
         "runner.started": Started,
         "runner.demanded": Demanded,
         "runner.accepted": Accepted,

@@ -109,14 +109,15 @@ class OpenRequest:
 
     @property
     def num_running(self) -> int:
-        """Its choices that are generated; none before its first chunk."""
-        has_begun = self._channel is not None and self._channel.completion_tokens > 0
-        return self._num_open if has_begun else 0
+        """Its choices, if a chunk has come."""
+        channel = self._channel
+        return channel.num_choices if channel is not None and channel.completion_tokens else 0
 
     @property
     def num_waiting(self) -> int:
-        """Its choices in the queue of the process, as far as known."""
-        return self._num_open - self.num_running
+        """Its choices, if the process accepted them and no chunk has come."""
+        channel = self._channel
+        return channel.num_choices if channel is not None and not channel.completion_tokens else 0
 
     # The caller's side.
 

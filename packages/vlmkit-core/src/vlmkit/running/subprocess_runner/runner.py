@@ -56,6 +56,10 @@ CLOSE_S = 20.0  # for the child to close its model
 NO_STATS = RunnerStats(0, 0, 0, 0, {}, {})
 
 
+def _ignore(_: str) -> None:
+    pass
+
+
 class SubprocessRunner:
     """Answers requests in a child process.
 
@@ -65,6 +69,8 @@ class SubprocessRunner:
         observers: receive the events of requests and steps in this process, by name; closed with
             the runner. Cache events are not sent.
         who: the name of the runner in errors.
+        on_stage: called with the name of each stage of building the model when it begins, except
+            after a restart.
 
     Raises:
         VlmkitError: the child cannot build the model.
@@ -77,6 +83,7 @@ class SubprocessRunner:
         settings: SubprocessSettings,
         observers: Mapping[str, Observer],
         who: str = "runner 'subprocess'",
+        on_stage: Callable[[str], None] = _ignore,
     ) -> None:
         self._plan = plan
         self._settings = settings
@@ -88,7 +95,9 @@ class SubprocessRunner:
         self._requests: dict[int, OpenRequest] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._state = State(NO_STATS, is_full=False)
-        self._uncounted: dict[int, OpenRequest] = {}  # accepted after that state
+        self._uncounted: dict[
+            int, OpenRequest
+        ] = {}  # accepted after that state, also if they ended
         self._past: Counter[str] = Counter()  # counters of children that ended
         self._failure: EngineFailed | None = None
         self._listeners: list[Callable[[BaseException], None]] = []
@@ -96,7 +105,7 @@ class SubprocessRunner:
         self._is_draining = False
         self._num_restarts = 0
         self._child: ChildProcess | None = None
-        child, started = self._spawn()
+        child, started = self._spawn(on_stage)
         self.facts = started.facts
         self._token_bytes, self._token_ends = started.token_bytes, started.token_ends
         self._adopt(child)
@@ -254,6 +263,11 @@ class SubprocessRunner:
         return self._child is not None and not self._closing.is_set()
 
     @property
+    def is_restarting(self) -> bool:
+        """Whether the child has ended, and another one is started."""
+        return self._child is None and self._failure is None and not self._closing.is_set()
+
+    @property
     def is_full(self) -> bool:
         """Whether a new request would be refused because the queue of the child is full."""
         return self._state.is_full
@@ -261,7 +275,8 @@ class SubprocessRunner:
     def stats(self) -> RunnerStats:
         """Return the last statistics of the child, and the requests accepted since then.
 
-        Counters include those of earlier children.
+        A request counts as open until the child reports the counters with its end. Counters include
+        those of earlier children.
         """
         stats, uncounted = self._state.stats, list(self._uncounted.values())
         observed = {} if self._observers is None else self._observers.stats()
@@ -318,9 +333,9 @@ class SubprocessRunner:
 
     # The child.
 
-    def _spawn(self) -> tuple[ChildProcess, Started]:
+    def _spawn(self, on_stage: Callable[[str], None]) -> tuple[ChildProcess, Started]:
         child = ChildProcess(self._plan, self._who, wants_steps=self._wants_steps)
-        return child, child.started(self._settings.start_timeout_s)
+        return child, child.started(self._settings.start_timeout_s, on_stage)
 
     def _adopt(self, child: ChildProcess) -> None:
         """Send requests to a child from now on."""
@@ -342,7 +357,6 @@ class SubprocessRunner:
                 opened = self._requests.get(entry.number)
                 if opened is not None and opened.add(entry, wakeups):
                     self._requests.pop(entry.number, None)
-                    self._uncounted.pop(entry.number, None)
         elif isinstance(message, Demanded | Accepted):
             self._advanced(message, wakeups)
         elif isinstance(message, Refused):
@@ -368,7 +382,6 @@ class SubprocessRunner:
     def _refused(self, message: Refused, wakeups: Wakeups) -> None:
         if isinstance(message.error, QueueFull):
             self._state = replace(self._state, is_full=True)
-        self._uncounted.pop(message.number, None)
         if (opened := self._requests.pop(message.number, None)) is not None:
             opened.fail(message.error, wakeups, message)
         if (answer := self._calls.pop(message.number, None)) is not None and not answer.cancelled():
@@ -424,7 +437,7 @@ class SubprocessRunner:
             if self._closing.wait(pause_s):
                 return
             try:
-                child, started = self._spawn()
+                child, started = self._spawn(_ignore)
             except (VlmkitError, OSError) as error:
                 reason = str(error)
                 log.warning("model %r: it could not be restarted: %s", self.facts.name, error)
