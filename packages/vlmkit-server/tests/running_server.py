@@ -148,7 +148,7 @@ class Running(ServerRequests):
     def is_idle(self) -> bool:
         """Return whether no request is running, waiting or open."""
         stats = self.runner().stats()
-        return not (stats.num_running or stats.num_waiting or self.service.active.num_open)
+        return not (stats.num_running or stats.num_waiting or self.service.admission.num_open)
 
 
 def http_client() -> httpx2.Client:

@@ -32,7 +32,7 @@ def tls_server(tmp_path, **settings):
 def test_endless_handshakes_are_counted_and_evicted(tmp_path):
     trust, started = tls_server(tmp_path, max_connections=8, header_timeout_s=600)
     with started as server:
-        quota = server.service.resource_limits.connections
+        quota = server.service.admission.limits.connections
         attackers = [open_connection(server, HELLO if number % 2 else b"") for number in range(100)]
         assert eventually(lambda: quota.num_held == 8)
         assert tls_status(server, trust) == 200
@@ -48,7 +48,7 @@ def test_a_handshake_that_takes_too_long_is_closed(tmp_path):
         assert is_closed(open_connection(server, HELLO))
         assert is_closed(open_connection(server))
         assert is_closed(open_connection(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
-        assert eventually(lambda: server.service.resource_limits.connections.num_held == 0)
+        assert eventually(lambda: server.service.admission.limits.connections.num_held == 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
@@ -57,7 +57,7 @@ def test_a_client_with_many_addresses_blocks_no_other():
         attackers = [
             open_connection(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)
         ]
-        assert eventually(lambda: server.service.resource_limits.connections.num_held == 8)
+        assert eventually(lambda: server.service.admission.limits.connections.num_held == 8)
         assert [status(server) for _ in range(4)] == [200] * 4
         for attacker in attackers:
             attacker.close()

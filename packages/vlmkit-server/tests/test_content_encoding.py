@@ -51,7 +51,7 @@ def test_a_body_over_the_limit_is_not_decompressed_further():
         answer = small.post(bomb, headers=GZIP)
         assert answer.status_code == 413
         assert eventually(small.is_idle)
-        assert small.service.resource_limits.body_bytes.num_held == 0
+        assert small.service.admission.limits.body_bytes.num_held == 0
         fits = gzip.compress(json.dumps(chat()).encode().ljust(2**20))
         assert small.post(fits, headers=GZIP).status_code == 200
 

@@ -13,7 +13,7 @@ def code(answer):
 
 
 def is_empty(server):
-    return server.is_idle() and server.service.resource_limits.requests.num_held == 0
+    return server.is_idle() and server.service.admission.limits.requests.num_held == 0
 
 
 def test_a_request_over_the_server_timeout_ends_with_an_error():

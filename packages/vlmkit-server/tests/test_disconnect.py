@@ -71,9 +71,9 @@ def test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine(st
         parts = [image_part(image_url())]
         body = {"model": "mock", "stream": stream, "messages": [{"role": "user", "content": parts}]}
         connection = server.connect(body)
-        assert eventually(lambda: server.service.active.num_open == 1)
+        assert eventually(lambda: server.service.admission.num_open == 1)
         close(connection, "close")
-        assert eventually(lambda: server.service.active.num_open == 0)
+        assert eventually(lambda: server.service.admission.num_open == 0)
         go_on.set()
         blocker.result()
         assert eventually(server.is_idle)
@@ -83,7 +83,7 @@ def test_a_disconnect_during_image_decoding_keeps_the_request_from_the_engine(st
 def test_a_disconnect_during_the_body_removes_the_request(server):
     connection = socket.create_connection(("127.0.0.1", server.port))
     connection.sendall(http_request(chat("x" * 1000))[:-500])
-    assert eventually(lambda: server.service.active.num_open == 1)
+    assert eventually(lambda: server.service.admission.num_open == 1)
     connection.close()
     assert eventually(server.is_idle)
 
@@ -118,7 +118,7 @@ def test_many_disconnects_at_any_moment_leave_nothing_behind():
                 assert eventually(lambda: pipeline.stats().num_running > 0)
             close(connection, "reset" if number % 5 == 0 else "close")
         assert eventually(server.is_idle)
-        assert not server.service.active._tasks
+        assert not server.service.admission.tasks
         is_here = isinstance(pipeline, Pipeline)
         assert not (pipeline._loop.num_jobs if is_here else pipeline._requests)
         assert pipeline.stats().counters["num_finished"] == 0
@@ -131,7 +131,7 @@ def test_a_client_that_reads_nothing_is_disconnected():
         text = scripted(text="x", tokens=900_000)
         body = chat(text, stream=True, logprobs=True, top_logprobs=20, max_tokens=900_000)
         connection = server.connect(body, receive_bytes=4096)
-        assert eventually(lambda: server.service.active.num_open == 1)
+        assert eventually(lambda: server.service.admission.num_open == 1)
         assert eventually(server.is_idle)
         assert pipeline.stats().counters["num_aborted"] == 1
         connection.close()

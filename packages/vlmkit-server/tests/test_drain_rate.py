@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from vlmkit_server.http.drain_rate import MAX_CALLERS, MAX_RETRY_S, NUM_RELEASES, DrainRate
+from vlmkit_server.http.quota import MAX_CALLERS, MAX_RETRY_S, NUM_RELEASES, DrainRate
 
 
 class FakeDrain:

@@ -65,7 +65,7 @@ class FleetSimulation:
         text = scripted(text=name, tokens=tokens)
         request = Request(messages=[Message.of("user", text)], id=f"req-{number}")
         try:
-            async with self.fleet.leased(name) as runner:
+            async with self.fleet.leased(name, lambda num_waiting: None) as runner:
                 assert self.models[name].runner is runner
                 answer = await (await runner.asubmit(request)).aresult()
                 assert answer.text == name * tokens
@@ -144,7 +144,7 @@ def test_no_request_is_lost_or_ended_twice_and_the_memory_budget_holds(orders):
     specs = {name: loader.spec(name, size) for name, size in SIZES.items()}
     budget = FleetSettings(load="use", memory_budget_bytes=BUDGET_BYTES)
     registry = ModelRegistry(specs, budget)
-    fleet = Fleet(registry, budget, max_waiting=100)
+    fleet = Fleet(registry, budget)
     try:
         # A full garbage collection is slow in a test process.
         with mock.patch.object(load_thread, "_give_back", return_value=None):

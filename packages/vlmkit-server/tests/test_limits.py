@@ -117,7 +117,7 @@ def test_slow_or_missing_headers_close_the_connection():
     with running(header_timeout_s=0.2) as server:
         assert exchange(server, b"") == b""
         assert exchange(server, b"GET /healthz HTTP/1.1\r\nhost: lo") == b""
-        assert server.service.active.num_open == 0
+        assert server.service.admission.num_open == 0
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_unloading_a_loading_model_waits_for_the_load_and_its_requests(loader, p
         first = pool.submit(ask, server, "one")
         assert has_waiting_requests(server, "one", 1)
         unloading = pool.submit(manage, server, "unload", "one")
-        assert eventually(lambda: server.service.active.num_open == 2)
+        assert eventually(lambda: server.service.admission.num_open == 2)
         loader.release("one")
         assert answer_text(first.result()) == "hello"
         assert state_of(unloading.result()) == "unloaded"
@@ -141,7 +141,7 @@ def test_a_disconnect_cancels_neither_load_nor_unload(loader):
         gone = server.connect({"model": "one"}, path="/v1/models/load")
         assert eventually(lambda: states(server)["one"] == "loading")
         gone.close()
-        assert eventually(lambda: server.service.active.num_open == 0)
+        assert eventually(lambda: server.service.admission.num_open == 0)
         loader.release("one")
         assert eventually(lambda: states(server)["one"] == "ready")
         connection = streaming(server, "one", ENDLESS)

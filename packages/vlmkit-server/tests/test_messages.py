@@ -398,7 +398,7 @@ def test_overload_and_drain_have_anthropics_error_types():
             held.close()
         assert refused.value.type == "rate_limit_error"
         assert eventually(busy.is_idle)
-        busy.service.is_draining = True
+        busy.service.admission.is_draining = True
         with pytest.raises(anthropic.InternalServerError) as refused:
             ask(client_of(busy))
         assert (refused.value.status_code, refused.value.type) == (503, "overloaded_error")

@@ -261,7 +261,7 @@ def test_a_request_disconnected_at_any_moment_holds_no_reservation(keys):
                 with contextlib.suppress(TimeoutError):
                     stranger.recv(4096)
         assert eventually(server.is_idle)
-        usage = server.service.tenant_usages.of_key(key)
+        usage = server.service.admission.usages.of_key(key)
         assert eventually(lambda: usage._reserved == NOTHING and not usage._reservations)
         standings = usage.standings()
         assert 0 < standings["images"].num_left < 10**6

@@ -45,11 +45,11 @@ def status(server, **options):
 def test_bodies_that_never_arrive_do_not_block_other_clients():
     with running() as server:
         attackers = [open_connection(server, HUGE + b"\r\n{") for _ in range(40)]
-        assert eventually(lambda: server.service.bodies.quota.num_held == 40)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 40)
         assert status(server) == 200
         for attacker in attackers:
             attacker.close()
-        assert eventually(lambda: server.service.bodies.quota.num_held == 0)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 0)
 
 
 def test_bodies_without_a_length_are_answered():
@@ -73,7 +73,7 @@ def test_a_body_of_the_client_that_sends_most_is_evicted(tmp_path):
     with running(keys_file=str(path), max_pending_body_bytes=50_000) as server:
         line = f"authorization: {hog['authorization']}\r\n\r\n".encode()
         attackers = [open_connection(server, HUGE + line + b" " * 24_000) for _ in range(2)]
-        assert eventually(lambda: server.service.bodies.quota.num_held == 48_000)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 48_000)
         answer = server.post(chat("x" * 30_000), headers=hog)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "server_overloaded")
         assert server.post(chat("x" * 20_000), headers=other).status_code == 200
@@ -151,7 +151,7 @@ def test_bytes_between_requests_do_not_keep_a_connection_open():
 def test_bodies_that_never_arrive_use_no_request_quota():
     with running(max_requests=2) as server:
         attackers = [open_connection(server, HUGE + b"\r\n{") for _ in range(10)]
-        assert eventually(lambda: server.service.bodies.quota.num_held == 10)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 10)
         assert status(server) == 200
         for attacker in attackers:
             attacker.close()
@@ -161,9 +161,9 @@ def test_bodies_that_never_arrive_use_no_request_quota():
 def test_connections_of_the_client_with_most_are_closed_for_others():
     with running(max_connections=8, body_timeout_s=300) as server:
         hog = [open_connection(server, HUGE + b"\r\n{", SECOND_ADDRESS) for _ in range(8)]
-        assert eventually(lambda: server.service.bodies.quota.num_held == 8)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 8)
         assert status(server) == 200
         assert is_closed(hog[0])
-        assert eventually(lambda: server.service.bodies.quota.num_held == 7)
+        assert eventually(lambda: server.service.admission.limits.body_bytes.num_held == 7)
         for attacker in hog:
             attacker.close()

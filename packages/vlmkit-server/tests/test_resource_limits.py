@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, process_with_keys, thread_with_keys
 
-from vlmkit_server.exchange.resource_limits import ResourceLimits
+from vlmkit_server.admission.limits import ResourceLimits
 from vlmkit_server.settings.server import ServerSettings
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 
 
 def is_empty(server):
-    return all(use.total == 0 for use in server.service.resource_limits.uses("").values())
+    return all(use.total == 0 for use in server.service.admission.limits.uses("").values())
 
 
 def streamed(server, headers, **fields):
@@ -73,7 +73,7 @@ def test_a_client_that_obeys_retry_after_is_admitted():
         body = chat(scripted(text="x", tokens=40, latency_s=0.05), max_tokens=40)
         for _ in range(2):
             asking = [pool.submit(server.post, body) for _ in range(2)]
-            assert eventually(lambda: server.service.resource_limits.requests.num_held == 2)
+            assert eventually(lambda: server.service.admission.limits.requests.num_held == 2)
             refused = server.post(chat())
             assert refused.status_code == 429
             for _ in range(5):  # the estimate improves during the wait
@@ -111,7 +111,7 @@ def test_a_burst_of_one_tenant_does_not_delay_another(tmp_path):
         assert not any(each.done() for each in asking)
         server.runner().close()
         assert {each.result().status_code for each in asking} == {503}
-        assert eventually(lambda: server.service.resource_limits.requests.num_held == 0)
+        assert eventually(lambda: server.service.admission.limits.requests.num_held == 0)
 
 
 def test_a_drain_that_cancels_answers_releases_everything():
@@ -121,7 +121,7 @@ def test_a_drain_that_cancels_answers_releases_everything():
             for number in range(6)
         ]
         assert eventually(lambda: server.runner().stats().num_running == 6)
-    assert all(use.total == 0 for use in server.service.resource_limits.uses("").values())
+    assert all(use.total == 0 for use in server.service.admission.limits.uses("").values())
     for each in asking:
         each.close()
 

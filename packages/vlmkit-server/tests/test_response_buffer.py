@@ -6,7 +6,7 @@ import pytest
 from running_server import chat, eventually, running, scripted
 
 from vlmkit.types.sample import Logprob, Sample
-from vlmkit_server.exchange.response_buffer import LOGPROB_BYTES, TOKEN_BYTES
+from vlmkit_server.admission.reservations import LOGPROB_BYTES, TOKEN_BYTES
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 EACH = TOKEN_BYTES + 20 * LOGPROB_BYTES
@@ -17,7 +17,7 @@ def chat_with_logprobs(text="hello", *, max_tokens=100, n=1, **fields):
 
 
 def quota(server):
-    return server.service.resource_limits.logprob_bytes
+    return server.service.admission.limits.logprob_bytes
 
 
 def test_an_answer_over_the_whole_budget_is_refused_with_its_field():

@@ -252,7 +252,7 @@ def test_a_drain_ends_background_responses():
         runner = server.runner()
         in_background(server, **SLOW)
         assert eventually(lambda: runner.stats().num_running == 1)
-        server.service.is_draining = True
+        server.service.admission.is_draining = True
         refused = server.post(body("x", background=True), PATH)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
     assert runner.stats().num_running == 0

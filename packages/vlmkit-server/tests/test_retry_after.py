@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     played = Clock()
-    for module in (model_handle, load_failure, service):
+    for module in (model_handle, load_failure, control):
         monkeypatch.setattr(module, "time", played)
     return played
 
@@ -99,14 +99,14 @@ def test_the_retry_time_of_a_restart_is_its_wait_and_its_load(clock, runner):
 def test_the_retry_time_of_a_drain_is_its_deadline(clock, runner):
     async def drained():
         served = Service({"mock": runner}, ServerSettings())
-        with served.active.opened():
-            draining = asyncio.ensure_future(served.drain(40.0))
+        with served.admission.opened():
+            draining = asyncio.ensure_future(served.admission.drain(40.0))
             await asyncio.sleep(0)
-            first = served.closing().retry_after_s
+            first = served.admission.closing().retry_after_s
             clock.now_s += 39.5
-            last = served.closing().retry_after_s
+            last = served.admission.closing().retry_after_s
             clock.now_s += 3.0
-            late = served.closing().retry_after_s
+            late = served.admission.closing().retry_after_s
         assert await draining
         served.fleet.close()
         return first, last, late

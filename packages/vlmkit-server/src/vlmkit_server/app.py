@@ -11,6 +11,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
+from vlmkit_server.admission.guard import RateLimitGuard
 from vlmkit_server.apis.builtin import APIS
 from vlmkit_server.auth.guard import Guard
 from vlmkit_server.conversation.host import Host
@@ -32,7 +33,6 @@ from vlmkit_server.operate.management import ManagementApi
 from vlmkit_server.operate.metrics import MetricsController, Scraper
 from vlmkit_server.operate.models import ModelsController
 from vlmkit_server.operate.openapi import OpenApiController, openapi_document
-from vlmkit_server.rate_limits.guard import RateLimitGuard
 from vlmkit_server.rate_limits.headers import EXPOSED
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.storage.data_folder import Folder, files_of
@@ -106,18 +106,18 @@ def create_app(
         },
         guards=[
             *([Guard(service.keys)] if service.keys else []),
-            RateLimitGuard(service.tenant_usages),
+            RateLimitGuard(service.admission.usages),
         ],
         on_startup=[
             service.fleet.start,
-            service.tenant_usages.start,
+            service.admission.usages.start,
             service.monitors.start,
             *host.on_startup,
         ],
         on_shutdown=[
             *host.on_shutdown,
             service.toolbox.aclose,
-            service.tenant_usages.close,
+            service.admission.usages.close,
             service.offload.close,
             service.monitors.stop,
             scraper.close,

@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         self._scraper = Scraper(service)
         self._health = self._opened_health(settings)
         self._reserve = ReserveDescriptor()  # before models open files
-        quota = service.resource_limits.connections
+        quota = service.admission.limits.connections
         quota.limit = raise_file_limit(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "quota": quota})
         super().__init__(
@@ -205,7 +205,7 @@ class Server(uvicorn.Server):
         await super().startup([])
         self._acceptor = Acceptor(
             self._connection,
-            self._service.resource_limits.connections,
+            self._service.admission.limits.connections,
             self.config.ssl,
             self._service.settings.header_timeout_s,
             self._reserve,
@@ -257,7 +257,7 @@ class Server(uvicorn.Server):
         if self._is_exit_requested or self._loop is None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-        self._is_exit_requested = self._service.is_draining = True
+        self._is_exit_requested = self._service.admission.is_draining = True
         wait_s = self._service.settings.drain_timeout_s + EXIT_S
         self._exit = threading.Timer(wait_s, self._force_exit)
         self._exit.daemon = True
@@ -317,7 +317,9 @@ class Server(uvicorn.Server):
         self._supervisor.stop(timeout_s + EXIT_S)
         self._service.audit.note("draining")
         try:
-            await self._service.drain(timeout_s, last_words_s=min(LAST_WORDS_S, timeout_s / 5))
+            await self._service.admission.drain(
+                timeout_s, last_words_s=min(LAST_WORDS_S, timeout_s / 5)
+            )
         finally:
             self.should_exit = True
 

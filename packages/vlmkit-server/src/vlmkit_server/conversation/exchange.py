@@ -6,7 +6,6 @@ An API's handler gets an :class:`Exchange` and the decoded body, and returns the
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -25,32 +24,23 @@ from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
+from vlmkit_server.admission.admission import admission_of
+from vlmkit_server.admission.bodies import Body
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.conversation.prompt_scorer import PromptScorer
 from vlmkit_server.conversation.request_builder import ignored_fields
 from vlmkit_server.conversation.tool_loop import ToolLoop
-from vlmkit_server.exchange.bodies import Body
-from vlmkit_server.exchange.deadline import TooLate
+from vlmkit_server.exchange.demand_headers import UNCONSTRAINED_HEADER, DemandHeaders
 from vlmkit_server.exchange.full_response import Ending, PiecedAnswer, WholeAnswer
-from vlmkit_server.exchange.metered_runner import MeteredRunner
 from vlmkit_server.exchange.named_errors import AnswerReader, naming_fields, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
-from vlmkit_server.exchange.output_limit import OutputLimit
-from vlmkit_server.exchange.response_buffer import ResponseBuffer
 from vlmkit_server.exchange.streaming import Chunks, Events, EventStream
-from vlmkit_server.exchange.unenforced_schemas import (
-    HEADER as UNCONSTRAINED_HEADER,
-    UnenforcedSchemas,
-)
 from vlmkit_server.gather import in_order
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import Unavailable, WrongMediaType
+from vlmkit_server.http.errors import TooLate, Unavailable, WrongMediaType
 from vlmkit_server.interfaces.api import Handler
 from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Conversation, Extras
 from vlmkit_server.interfaces.model_info import ModelInfo
-from vlmkit_server.logs.request_record import RECORD, RequestRecord
-from vlmkit_server.rate_limits.guard import USAGE
-from vlmkit_server.rate_limits.usage_charge import UsageCharge
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.plain_prompts import (
     Plain,
@@ -106,7 +96,8 @@ class Exchange:
 
     Attributes:
         http: the HTTP request.
-        service: the models, the limits and the requests in progress.
+        service: the state of the server, such as its models.
+        admission: what the request may use, and holds until its end.
         builder: makes requests of conversations.
         caller: who sent the request.
         headers: headers of the response; set before it begins.
@@ -129,6 +120,7 @@ class Exchange:
     ) -> None:
         self.http = request
         self.service = host.service
+        self.admission = admission_of(request.scope)
         self.builder = host.builder
         self.caller = caller_of(request)
         self.headers: dict[str, str] = {}
@@ -140,56 +132,32 @@ class Exchange:
         self._ignored: frozenset[str] = frozenset()
         self._reader = reader
         self._handler = handler
-        self._leases = AsyncExitStack()
         self._sent: Body | None = None
-        self._whole: ResponseBuffer | None = None
-        usage = request.scope["state"].get(USAGE)
-        self._charge = None if usage is None else UsageCharge(usage)
-        self._record: RequestRecord | None = request.scope["state"].get(RECORD)
 
     # The life of the request.
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request and send the answer."""
-        if self._reader is None:
-            async with self._leases:
-                response = await self._handler(self, None)
-                await response(scope, receive, send)
-            return
-        self.service.check_admission(self.caller.account)
-        with ExitStack() as place:
-            async with self._leases:
-                if self._charge is not None:
-                    self._leases.callback(self._charge.close)
-                try:
-                    await self._answer(self._reader, place, scope, receive, send)
-                except QueueFull as error:  # a runner does not know the drain rate
-                    if error.retry_after_s is None:
-                        error.retry_after_s = self.service.retry_after_s(self.caller.account)
-                    raise
-                except TooLate as error:
-                    error.retry_after_s = self.service.retry_after_s(self.caller.account)
-                    raise
+        try:
+            response = await self._response(receive)
+            await response(scope, receive, send)
+        except (QueueFull, TooLate) as error:
+            self.admission.set_retry_time(error)
+            raise
 
-    async def _answer(
-        self,
-        reader: BodyReader[Any],
-        place: ExitStack,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        with self.service.bodies.opened(self.http) as sent:
+    async def _response(self, receive: Receive) -> ASGIApp:
+        """Read the body, and return the response to it."""
+        if self._reader is None:
+            return await self._handler(self, None)
+        self.admission.check()
+        with self.admission.body() as sent:
             content = await read_json(self.http, sent)
-            # A body that never arrives completely is not admitted.
-            place.enter_context(self.service.admitted(self.caller.account))
-            body = await self.read_as(reader, content) if self._decodes else content
+            self.admission.admit()  # a body that never arrives completely is not admitted
+            body = await self.read_as(self._reader, content) if self._decodes else content
             self._sent = sent
             work = self._handler(self, body)
             del content, body  # large ones are not needed while the answer is generated
-            response = await self.service.active.attend(work, receive, scope)
-            del work
-        await response(scope, receive, send)
+            return await self.admission.attend(work, receive)
 
     async def read_as(self, reader: BodyReader[B], content: bytes) -> B:
         """Decode a body, and report its ignored fields.
@@ -208,7 +176,7 @@ class Exchange:
         body, ignored = await self.decoded(content, read)
         self.report_ignored(ignored)
         if self._buffers_streams or not getattr(body, "stream", None):
-            self._buffer_response()
+            self.admission.buffers_answers = True
         return body
 
     async def decoded(self, content: bytes, decode: Callable[[bytes], T]) -> T:
@@ -216,13 +184,6 @@ class Exchange:
         if is_light(content):
             return decode(content)
         return await self.service.offload.run(partial(decode, content), self.caller.account)
-
-    def _buffer_response(self) -> None:
-        """Count the memory of the whole answer."""
-        if self._whole is None:
-            limit, account = self.service.resource_limits.logprob_bytes, self.caller.account
-            self._whole = ResponseBuffer(limit, account)
-            self._leases.callback(self._whole.close)
 
     # Models.
 
@@ -282,13 +243,12 @@ class Exchange:
         """
         self.model = self.service.name(name)
         began_s = time.monotonic()
-        runner = await self._leases.enter_async_context(self.service.fleet.leased(self.model))
+        headers = DemandHeaders(self.headers, self.service.count_unenforced)
+        runner = await self.admission.lease(self.model, headers.report)
         self.load_s = time.monotonic() - began_s
         if self.plugin_fields:
             self._drop_ignored_plugin_fields(runner.facts)
-        clamped = OutputLimit(runner.facts, self.headers)
-        unenforced = UnenforcedSchemas(self.headers, self.service.count_unenforced)
-        return MeteredRunner(runner, clamped, unenforced, self._charge, self._record, self._whole)
+        return runner
 
     def head(self, kind: str, runner: Runner) -> AnswerHead:
         """Return the fields that all objects of an answer repeat; its id starts with ``kind``."""
@@ -477,10 +437,6 @@ class Exchange:
         """
         if self._sent is not None:
             self._sent.count(num_bytes)
-
-    def transfer_leases(self) -> AsyncExitStack:
-        """Transfer the runner's lease and the usage charge to work that outlives this exchange."""
-        return self._leases.pop_all()
 
     def _drop_ignored_plugin_fields(self, facts: RunnerFacts) -> None:
         """Remove and report the plugin fields that the model does not support."""

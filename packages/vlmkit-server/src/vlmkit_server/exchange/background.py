@@ -5,18 +5,18 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from typing import Any
 
-from vlmkit_server.exchange.service import Service
+from vlmkit_server.admission.control import AdmissionControl
 
 
 class BackgroundWork:
     """Runs background work; a drain waits for it.
 
     Args:
-        service: admits the work.
+        control: admits the work.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, control: AdmissionControl) -> None:
+        self._control = control
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], account: str) -> None:
@@ -32,11 +32,11 @@ class BackgroundWork:
         """
         with ExitStack() as permits:
             try:
-                permits.enter_context(self._service.admitted(account))
+                permits.enter_context(self._control.permit(account))
             except BaseException:
                 work.close()
                 raise
-            permits.enter_context(self._service.active.opened())
+            permits.enter_context(self._control.opened())
             held = permits.pop_all()
         task = asyncio.ensure_future(work)
         self._tasks.add(task)

@@ -9,7 +9,7 @@ from litestar.types import Receive, Scope, Send
 
 from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.types.completion import Completion
-from vlmkit_server.exchange.active_requests import disconnected
+from vlmkit_server.admission.admission import admission_of, disconnected
 from vlmkit_server.exchange.json_pieces import PIECE_BYTES, deferred, gathered
 from vlmkit_server.exchange.server_timing import server_timing
 from vlmkit_server.exchange.service import Service
@@ -54,7 +54,7 @@ class WholeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the end and send the answer; an error has its own status."""
-        completion = await self._service.active.attend(self._stream.aresult(), receive, scope)
+        completion = await admission_of(scope).attend(self._stream.aresult(), receive)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
@@ -95,11 +95,11 @@ class PiecedAnswer:
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *headers]})
         try:
-            await self._service.active.attend(self._rest(first, encode, send), receive, scope)
+            await admission_of(scope).attend(self._rest(first, encode, send), receive)
         except ClientGone:
             return
         except Unavailable:
-            if self._service.is_draining:  # connections are closed at the deadline
+            if self._service.admission.is_draining:  # connections are closed at the deadline
                 await disconnected(receive)
             return  # closes the connection, so that the client sees a truncated body
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -14,11 +14,9 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit.kit import heap
-from vlmkit_server.exchange.deadline import DEADLINE, HEADER, time_for
+from vlmkit_server.admission.admission import TIMEOUT_HEADER, Admission
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.caller import internal_caller
 from vlmkit_server.http.errors import CLIENT_GONE, HostRefused, error_response
-from vlmkit_server.rate_limits.guard import USAGE
 from vlmkit_server.rate_limits.headers import limit_headers
 from vlmkit_server.settings.server import is_loopback
 
@@ -26,7 +24,7 @@ LARGE_BYTES = 2**18
 TRIM_AFTER_S = 1.0
 NO_TENANT = ""
 
-_TIMEOUT = HEADER.encode()
+_TIMEOUT = TIMEOUT_HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -56,6 +54,7 @@ class Gate:
         scope.setdefault("state", {})["request_id"] = request_id
 
         status = CLIENT_GONE
+        admission = self._service.admission.open(scope)
         monitored = self._service.monitors.began(scope, request_id)
 
         async def send_with_id(message: Message) -> None:
@@ -65,13 +64,13 @@ class Gate:
                 response_headers = MutableScopeHeaders(message)
                 response_headers["x-request-id"] = request_id
                 response_headers["request-id"] = request_id  # Anthropic's name
-                if (usage := scope["state"].get(USAGE)) is not None:
-                    response_headers.update(limit_headers(usage, scope["path"]))
+                if admission.usage is not None:
+                    response_headers.update(limit_headers(admission.usage, scope["path"]))
             await send(message)
 
         try:
-            with self._service.active.opened():
-                await self._enter(scope, receive, send_with_id, headers)
+            async with admission:
+                await self._enter(scope, receive, send_with_id, headers, admission)
         finally:
             if _is_large(headers):
                 self._trim_soon()
@@ -92,16 +91,19 @@ class Gate:
         self._service.offload.discard(heap.trim, NO_TENANT)
 
     async def _enter(
-        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[bytes, bytes],
+        admission: Admission,
     ) -> None:
         """Set the deadline, check the host, and pass the request on."""
         try:
-            time_s = time_for(headers.get(_TIMEOUT), self._service.settings.timeout_s)
+            admission.set_deadline(headers.get(_TIMEOUT))
         except RequestError as error:
             await error_response(error, scope)(scope, receive, send)
             return
-        if internal_caller(scope) is None:  # the server's own requests have no deadline
-            scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
         host = headers.get(b"host")
         if self._hosts is not None and host is not None and _name(host) not in self._hosts:
             refusal = HostRefused(

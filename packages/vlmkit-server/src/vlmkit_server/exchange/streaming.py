@@ -13,6 +13,7 @@ from typing import Protocol
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.types.completion import Chunk, Timings, Usage
+from vlmkit_server.admission.admission import admission_of
 from vlmkit_server.exchange.server_timing import server_timing, timing_before
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import tenant_or_network
@@ -141,7 +142,7 @@ class ByteStream(ABC):
     async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
         """Send everything but the last event, and return the last event."""
         try:
-            await self._service.active.attend(self._write_with_pings(send), receive, scope)
+            await admission_of(scope).attend(self._write_with_pings(send), receive)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that the answer is incomplete

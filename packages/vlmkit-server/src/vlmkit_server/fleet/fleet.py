@@ -27,7 +27,7 @@ from vlmkit_server.fleet.load_watch import LoadWatch
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.fleet.model_registry import ModelRegistry
 from vlmkit_server.fleet.recovery import Recovery
-from vlmkit_server.http.errors import Overloaded, Unavailable
+from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.settings.fleet import FleetSettings
 
 log = logging.getLogger(__name__)
@@ -41,25 +41,24 @@ class Fleet:
     Args:
         registry: the models.
         settings: when they are loaded and unloaded.
-        max_waiting: requests that may wait for models, in total.
 
     Attributes:
+        models: the models.
         control: loads and unloads models on clients' orders.
         recovery: restarts failed models, and has the error that ends the server.
         on_loaded: called in a thread with the names of the loaded models, once every model that
             is loaded at startup is ready.
     """
 
-    def __init__(self, registry: ModelRegistry, settings: FleetSettings, max_waiting: int) -> None:
+    def __init__(self, registry: ModelRegistry, settings: FleetSettings) -> None:
         self.settings = settings
         self.recovery = Recovery(settings)
         self.on_loaded: OnLoaded = _ignore
         self._registry = registry
-        self._models = registry.models.values()
-        self._max_waiting = max_waiting
+        self.models = registry.models.values()
         self._thread = LoadThread()
         self._queue = self.recovery.queue = LoadQueue(
-            self._models,
+            self.models,
             settings.memory_budget_bytes,
             self._thread,
             self._on_ready,
@@ -72,20 +71,28 @@ class Fleet:
         self._start_task: asyncio.Task[None] | None = None  # the event loop has a weak reference
 
     @asynccontextmanager
-    async def leased(self, name: str) -> AsyncIterator[Runner]:
+    async def leased(
+        self, name: str, check_waiting: Callable[[int], None]
+    ) -> AsyncIterator[Runner]:
         """Yield a model's runner, which stays in memory while the context is open.
 
         Loads the model first where requests may do that, and waits for it.
 
+        Args:
+            name: the model.
+            check_waiting: called before the request waits, with the number of those that wait for
+                any model; may raise.
+
         Raises:
             ModelNotFound: there is no such model.
             Unavailable: it is not loaded, and will not be soon enough.
-            Overloaded: too many requests wait already.
+            Exception: what ``check_waiting`` raised.
         """
         model = self._registry.find(name)
         if model.state == "ready":
             model.num_users += 1
         else:
+            check_waiting(sum(each.num_waiting for each in self.models))
             await self._wait_until_ready(model)
         try:
             yield model.spec.under(name, _runner_of(model))
@@ -96,8 +103,6 @@ class Fleet:
 
     async def _wait_until_ready(self, model: ModelHandle) -> None:
         """Wait until a model is ready, and count its new user."""
-        if sum(each.num_waiting for each in self._models) >= self._max_waiting:
-            raise Overloaded("too many requests wait for their models", hint="try again later")
         model.num_waiting += 1
         try:
             await self._await_load(model)
@@ -141,7 +146,7 @@ class Fleet:
     def start(self) -> None:
         """Start to load the models that are loaded at startup."""
         self.recovery.start()
-        first = [model for model in self._models if model.is_expected and model.spec.load]
+        first = [model for model in self.models if model.is_expected and model.spec.load]
         for model in first:
             model.is_wanted = True
             self._queue.enqueue(model)
@@ -153,7 +158,7 @@ class Fleet:
             while model.is_expected:
                 await model.state_change()
         if not self._registry.has_failed:
-            names = [model.name for model in self._models if model.state == "ready"]
+            names = [model.name for model in self.models if model.state == "ready"]
             await self._thread.run(partial(self.on_loaded, names))
             return
         for model in first:

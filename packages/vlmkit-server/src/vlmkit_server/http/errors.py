@@ -128,6 +128,15 @@ class Unavailable(VlmkitError):  # noqa: N818
         self.retry_after_s = retry_after_s
 
 
+class TooLate(Unavailable):
+    """A request exceeded its deadline."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the request was not done in the time that it had", code="deadline_exceeded"
+        )
+
+
 def waiting_s(known_s: float | None) -> int:
     """Return after how many whole seconds to retry, given an estimate or None."""
     return RETRY_AFTER_S if known_s is None else min(MAX_RETRY_AFTER_S, max(1, ceil(known_s)))

@@ -106,9 +106,9 @@ class HealthController(Controller):
             return Response(body)
         match status:
             case "full":  # a probe reserves no slot
-                retry_after_s = service.retry_after_s(caller.account, is_reserved=False)
+                retry_after_s = service.admission.retry_after_s(caller.account, is_reserved=False)
             case "draining":
-                retry_after_s = service.closing().retry_after_s
+                retry_after_s = service.admission.closing().retry_after_s
             case "loading":
                 retry_after_s = waiting_s(service.registry.ready_in_s)
             case _:
@@ -123,19 +123,19 @@ class HealthController(Controller):
 
 def readiness_of(service: Service, account: str) -> Status:
     """Return the state of the server for a tenant or client network."""
-    if service.is_draining:
+    if service.admission.is_draining:
         return "draining"
     if service.registry.has_failed:
         return "failed"
     if service.registry.is_starting:
         return "loading"
-    return "full" if service.is_full(account) else "ready"
+    return "full" if service.admission.is_full(account) else "ready"
 
 
 def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
     """Return the readiness, without what is hidden from the caller."""
     is_shown = caller.is_operator
-    uses = service.resource_limits.uses(caller.account).items()
+    uses = service.admission.limits.uses(caller.account).items()
     return Readiness(
         status,
         {name: _model(model, is_shown=is_shown) for name, model in service.models.items()},

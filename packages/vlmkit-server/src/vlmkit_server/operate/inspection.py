@@ -89,7 +89,7 @@ class InspectionController(Controller):
     ) -> Load:
         """Return the number of requests in progress."""
         caller = caller_of(request)
-        quota = service.resource_limits.requests
+        quota = service.admission.limits.requests
         return Load(quota.num_held if caller.is_operator else quota.held_by(caller.account))
 
     @route("/props", http_method=READ, operation=Operation(Props, query=ModelQuery, access="admin"))

@@ -72,9 +72,9 @@ def state_of(service: Service) -> ServerState:
     return ServerState(
         status=readiness_of(service, ""),
         models=tuple(_state_of(model) for model in service.models.values()),
-        num_open=service.active.num_open,
+        num_open=service.admission.num_open,
         resources={
-            n: (quota.num_held, quota.limit) for n, quota in service.resource_limits.quotas.items()
+            n: (quota.num_held, quota.limit) for n, quota in service.admission.limits.quotas.items()
         },
         num_ignored=dict(service.num_ignored),
         num_unconstrained=service.num_unenforced,

@@ -139,9 +139,9 @@ class BatchRunner:
     async def _run_lines(self) -> float:
         """Start the lines that can run now; return how long to wait for a change."""
         while self._active and self.num_running < self._max_running:
-            if self._service.is_draining:
+            if self._service.admission.is_draining:
                 return IDLE_S
-            num_spare = self._service.num_spare(self.num_running)
+            num_spare = self._service.admission.num_spare(self.num_running)
             if num_spare <= 0 or self._store.folder.is_full:
                 return POLL_S
             if self._suspects:

@@ -9,12 +9,13 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
+from vlmkit_server.admission.admission import admission_of
+from vlmkit_server.admission.bodies import Body
 from vlmkit_server.apis.files.form import FormReader, SentFile, boundary_of, sent_file
 from vlmkit_server.apis.files.shapes import encoded
-from vlmkit_server.exchange.bodies import Body
-from vlmkit_server.exchange.content_encoding import check_not_encoded
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.content_encoding import check_not_encoded
 from vlmkit_server.storage.disk_store import FilesOnDisk, IncomingFile
 from vlmkit_server.storage.file_storage import FilesInMemory, FileStorage
 from vlmkit_server.wire.ignored import shown_names
@@ -37,7 +38,7 @@ class _ToMemory:
 
     Args:
         request: the upload.
-        service: admits the request.
+        service: counts the fields that are ignored.
         files: stores the file.
     """
 
@@ -53,14 +54,12 @@ class _ToMemory:
         self._store.check()
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
-        account = caller_of(self._request).account
-        self._service.check_admission(account)
-        with ExitStack() as permits, self._service.bodies.opened(self._request) as sent:
+        admission = admission_of(scope)
+        admission.check()
+        with admission.body() as sent:
             body = await sent.read(self._request)
-            permits.enter_context(self._service.admitted(account))
-            response = await self._service.active.attend(
-                self._stored(body, boundary), receive, scope
-            )
+            admission.admit()
+            response = await admission.attend(self._stored(body, boundary), receive)
         await response(scope, receive, send)
 
     async def _stored(self, body: bytes, boundary: str) -> ASGIApp:
@@ -91,7 +90,7 @@ class _ToDisk:
 
     Args:
         request: the upload.
-        service: admits the request.
+        service: counts the fields that are ignored.
         files: stores the file.
     """
 
@@ -106,24 +105,24 @@ class _ToDisk:
         """Write the body as it arrives, store the file, and respond."""
         check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
-        account = caller_of(self._request).account
-        self._service.check_admission(account)
+        admission = admission_of(scope)
+        admission.check()
         incoming = self._files.incoming(caller_of(self._request).owner)
         with ExitStack() as undo:
             undo.callback(incoming.drop)
-            with self._service.bodies.opened(self._request) as body:
+            with admission.body() as body:
                 sent = await self._written(body, boundary, incoming)
-            with self._service.admitted(account):
-                headers = _ignored(sent, self._service, self._request)
-                await incoming.end()
-                file = await self._files.keep(
-                    incoming,
-                    filename=sent.filename,
-                    purpose=sent.purpose,
-                    media_type=sent.media_type,
-                    lives_s=sent.lives_s,
-                )
-                undo.pop_all()
+            admission.admit()
+            headers = _ignored(sent, self._service, self._request)
+            await incoming.end()
+            file = await self._files.keep(
+                incoming,
+                filename=sent.filename,
+                purpose=sent.purpose,
+                media_type=sent.media_type,
+                lives_s=sent.lives_s,
+            )
+            undo.pop_all()
         response = ASGIResponse(body=encoded(file, self._request.headers), headers=headers)
         await response(scope, receive, send)
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from litestar.types import Scope
 
+from vlmkit_server.admission.admission import admission_of
 from vlmkit_server.apis.openai_responses.event_log import EventLog
 from vlmkit_server.apis.openai_responses.events import ResponseEvents
 from vlmkit_server.exchange.service import Service
@@ -49,7 +50,7 @@ async def run_in_background(
 
     try:
         async with leases:
-            await service.active.attend(read_answer(), _never_disconnects, scope)
+            await admission_of(scope).attend(read_answer(), _never_disconnects)
             last = await service.offload.run(
                 partial(events.closing, stream.usage), tenant_or_network(scope)
             )

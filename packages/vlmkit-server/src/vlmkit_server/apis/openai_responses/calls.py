@@ -236,7 +236,7 @@ class ResponsesHandlers:
         Raises:
             VlmkitError: the server has no capacity for it.
         """
-        leases = exchange.transfer_leases()
+        leases = exchange.admission.transfer()
         work = run_in_background(
             stream,
             events,

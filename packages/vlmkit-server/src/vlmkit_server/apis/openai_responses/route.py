@@ -14,6 +14,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
+from vlmkit_server.admission.admission import admission_of
 from vlmkit_server.apis.openai_chat.rendering import InputTokens, Rendered
 from vlmkit_server.apis.openai_responses.answer import ResponseBody
 from vlmkit_server.apis.openai_responses.calls import ResponsesHandlers
@@ -59,7 +60,7 @@ class ResponsesApi(OpenAiErrors):
     def routes(self, host: Host) -> list[Route | type[Controller]]:
         """Return the routes of conversations and of stored responses."""
         store = ResponseStore(host.service.settings.responses)
-        handlers = ResponsesHandlers(store, BackgroundWork(host.service))
+        handlers = ResponsesHandlers(store, BackgroundWork(host.service.admission))
         host.dependencies["responses"] = store
         return [
             Route(
@@ -133,7 +134,7 @@ class StoredResponsesController(Controller):
         number = -1 if query.starting_after is None else query.starting_after
         hides_sizes = bool(query.include_obfuscation)
         replay = SseReplay(found.log, number, service, {}, hides_sizes=hides_sizes)
-        return _with_admission(replay, service, caller_of(request).account)
+        return _with_admission(replay)
 
     @route(
         "/{response_id:str}/input_items",
@@ -163,12 +164,12 @@ class StoredResponsesController(Controller):
         return _json(responses.cancel(response_id, caller_of(request).owner))
 
 
-def _with_admission(app: ASGIApp, service: Service, account: str) -> ASGIApp:
+def _with_admission(app: ASGIApp) -> ASGIApp:
     """Return a response that counts as an admitted request, since it may take long."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        with service.admitted(account):
-            await app(scope, receive, send)
+        admission_of(scope).admit()
+        await app(scope, receive, send)
 
     return respond
 

@@ -1,4 +1,4 @@
-"""The guard of every route that checks the rate limits of an authenticated request."""
+"""The guard of every route that counts authenticated requests in their rate limits."""
 
 from typing import Any
 
@@ -6,15 +6,12 @@ from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler
 
+from vlmkit_server.admission.admission import admission_of
 from vlmkit_server.auth.key import Key
 from vlmkit_server.http.caller import network_of
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.rate_limits.cost import ONE_REQUEST
 from vlmkit_server.rate_limits.tenant_usage import TenantUsage
 from vlmkit_server.rate_limits.tenants import TenantUsages
-
-USAGE = "rate_limit_usage"
-"""The key in a request's state of the usage that it is charged to, if any."""
 
 
 class RateLimitGuard:
@@ -40,10 +37,7 @@ class RateLimitGuard:
         if access == "open" or connection.scope.get("method") == HttpMethod.OPTIONS:
             return
         usage = self._usage_of(connection)
-        if usage is not None:
-            connection.scope["state"][USAGE] = usage
-            if access != "key":
-                usage.use(ONE_REQUEST)
+        admission_of(connection.scope).charge(usage, is_counted=access != "key")
 
     def _usage_of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> TenantUsage | None:
         key: Key | None = connection.scope["state"].get("key")

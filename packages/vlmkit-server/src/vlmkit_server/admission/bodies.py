@@ -11,11 +11,11 @@ from typing import Any
 
 from litestar import Request
 
-from vlmkit_server.exchange.content_encoding import gunzip_of
-from vlmkit_server.exchange.offload import LARGE_BYTES
-from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.content_encoding import gunzip_of
 from vlmkit_server.http.errors import BodyTooSlow, ClientGone
 from vlmkit_server.http.quota import Quota
+
+JOINED_BYTES = 2**20  # joining more takes milliseconds
 
 
 class Body:
@@ -75,7 +75,7 @@ class Body:
             raise self._reason or BodyTooSlow("the body did not arrive in time") from None
         finally:
             self._timeout = None
-        if sum(map(len, parts)) > LARGE_BYTES:  # copying takes tens of milliseconds
+        if sum(map(len, parts)) > JOINED_BYTES:
             return await asyncio.to_thread(b"".join, parts)
         return b"".join(parts)
 
@@ -154,9 +154,9 @@ class Bodies:
         self._open: set[Body] = set()
 
     @contextmanager
-    def opened(self, request: Request[Any, Any, Any]) -> Iterator[Body]:
-        """Hold a request's body while the context is open."""
-        body = Body(self, caller_of(request).account)
+    def opened(self, account: str) -> Iterator[Body]:
+        """Hold the body of a request of some account while the context is open."""
+        body = Body(self, account)
         self._open.add(body)
         try:
             yield body
