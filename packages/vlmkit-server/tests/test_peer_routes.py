@@ -6,7 +6,7 @@ import pytest
 from running_server import chat, eventually, image_part, image_url, mock_pipeline, running, scripted
 from two_keys import headers_of, thread_with_keys
 
-from vlmkit_server.app import ALIASES
+from vlmkit_server.exchange.gate import ALIASES
 from vlmkit_server.http.unserved import UNSERVED
 
 CHATS = "/v1/chat/completions"

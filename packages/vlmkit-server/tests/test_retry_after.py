@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from running_server import mock_pipeline
 
-from vlmkit_server.exchange import service
+from vlmkit_server.admission import control
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet import load_failure, model_handle
 from vlmkit_server.fleet.load_failure import not_ready, refusal

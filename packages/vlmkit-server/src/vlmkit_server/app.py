@@ -1,12 +1,10 @@
 """Builds the ASGI application: routes, middleware and error handlers around a service."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from litestar import Litestar
 from litestar.di import NamedDependency, Provide
-from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.kit.image_fetcher import ImageFetcher
@@ -136,7 +134,7 @@ def create_app(
     inner = Gate(inner, service)
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLog(inner, service.access_log, service.audit)
-    app.asgi_handler = Aliases(inner)
+    app.asgi_handler = inner
     return app
 
 
@@ -171,35 +169,3 @@ def _management(service: Service) -> dict[str, Api]:
 def _provided(value: Any) -> Provide:
     """Return a dependency of route handlers that is the same object for every request."""
     return Provide(lambda: value, sync_to_thread=False, use_cache=True)
-
-
-ALIASES: Mapping[str, str] = MappingProxyType(
-    {"/apply-template": "/v1/chat/completions/render"}
-    | {
-        path.removeprefix("/v1"): path
-        for path in (
-            "/v1/chat/completions",
-            "/v1/completions",
-            "/v1/embeddings",
-            "/v1/models",
-            "/v1/responses",
-        )
-    }
-)
-
-
-class Aliases:
-    """Replaces alternative paths by those of their routes.
-
-    Args:
-        app: the application that has the routes.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with the route's own path."""
-        if scope["type"] == ScopeType.HTTP and (path := ALIASES.get(scope["path"])) is not None:
-            scope = cast(Scope, {**scope, "path": path, "raw_path": path.encode()})
-        await self._app(scope, receive, send)

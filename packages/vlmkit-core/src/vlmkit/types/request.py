@@ -81,8 +81,10 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int):  # it would break the order of the shared queue
             raise RequestError("priority must be a whole number", param="priority")
-        check_constraint(self.constraint)
-        check_tool_choice(self.tool_choice, self.tools)
+        if self.constraint is not None:
+            check_constraint(self.constraint)
+        if self.tool_choice not in ("auto", "none"):
+            check_tool_choice(self.tool_choice, self.tools)
 
     @property
     def decoded_images(self) -> list[Image]:

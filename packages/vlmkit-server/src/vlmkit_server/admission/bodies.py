@@ -69,8 +69,9 @@ class Body:
         try:
             async with asyncio.timeout(self._bodies.timeout_s) as self._timeout:
                 async for part in self._decoded(request):
-                    self.count(len(part))
-                    parts.append(part)
+                    if part:
+                        self.count(len(part))
+                        parts.append(part)
         except TimeoutError:
             raise self._reason or BodyTooSlow("the body did not arrive in time") from None
         finally:
@@ -81,7 +82,8 @@ class Body:
 
     async def _decoded(self, request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
         """Yield the decompressed parts of a body; other tasks run between large parts."""
-        gunzip = gunzip_of(request.headers, self._bodies.max_bytes)
+        is_encoded = "content-encoding" in request.headers
+        gunzip = gunzip_of(request.headers, self._bodies.max_bytes) if is_encoded else None
         async for part in request.stream():
             if gunzip is None:
                 yield part

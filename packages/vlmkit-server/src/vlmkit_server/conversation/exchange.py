@@ -419,8 +419,9 @@ class Exchange:
         Raises:
             RequestError: the client or the operator rejects requests with ignored fields.
         """
-        self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
-        self._ignored |= ignored
+        if ignored:
+            self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
+            self._ignored |= ignored
 
     def report_unenforced_tools(self, conversation: Conversation, facts: RunnerFacts) -> None:
         """Report to the client and the operator that nothing enforces the schemas of tools."""

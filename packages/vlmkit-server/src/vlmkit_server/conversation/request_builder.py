@@ -63,6 +63,7 @@ class RequestBuilder:
         offload: OffloadExecutor | None = None,
     ) -> None:
         self._settings = settings
+        self._clamps_max_tokens = settings.clamps_max_tokens
         storage = files or FilesInMemory(FileStore(settings.files))
         self.media = Media(settings, fetcher, storage, offload or OffloadExecutor())
         self._template_kinds = _template_kinds(settings.chat_template_kwargs)
@@ -98,7 +99,7 @@ class RequestBuilder:
         request = Request(
             messages=messages,
             params=params,
-            clamp_max_tokens=self._settings.clamps_max_tokens,
+            clamp_max_tokens=self._clamps_max_tokens,
             fields=added,
             constraint=conversation.constraint,
             options=_prompt_options(conversation, self._template_kinds, facts.options, light=light),
@@ -145,8 +146,12 @@ class RequestBuilder:
                 param=files[0].path,
                 code="unsupported_parameter",
             )
-        opened_images = await self.media.open_images(images, facts, caller, light=light)
-        opened_files = await self.media.open_files(files, facts, caller)
+        opened_images: Sequence[ImagePart | FilePart] = ()
+        opened_files: Sequence[FilePart] = ()
+        if images:
+            opened_images = await self.media.open_images(images, facts, caller, light=light)
+        if files:
+            opened_files = await self.media.open_files(files, facts, caller)
         opened = iter(opened_images), iter(opened_files)
         return [_message(message, *opened) for message in messages]
 
@@ -179,10 +184,12 @@ class RequestBuilder:
                 facts.limits.max_sequence_tokens,
                 f"the text is over {self._settings.max_text_chars} characters",
             )
-        check_num_images(num_images, facts, "messages")
+        if num_images:
+            check_num_images(num_images, facts, "messages")
         # After an argument that is not JSON the count may be wrong, but then nothing is decoded.
-        content = ",".join(arguments).encode()
-        check_structure(content, "the arguments of tools' calls have", "messages")
+        if arguments:
+            content = ",".join(arguments).encode()
+            check_structure(content, "the arguments of tools' calls have", "messages")
 
 
 def ignored_fields(conversation: Conversation, facts: RunnerFacts) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: request ids, host checks and deadlines.
+"""The ASGI layer around the application: request ids, alternative paths, host checks, deadlines.
 
 It wraps the whole application, so requests for paths that do not exist pass it, too.
 """
@@ -7,6 +7,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
@@ -29,6 +30,22 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"/apply-template": "/v1/chat/completions/render"}
+    | {
+        path.removeprefix("/v1"): path
+        for path in (
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/models",
+            "/v1/responses",
+        )
+    }
+)
+"""Alternative paths, and the paths of their routes."""
+
+
 class Gate:
     """Counts requests, gives them ids, and refuses those for other hosts.
 
@@ -49,6 +66,8 @@ class Gate:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
+        if (path := ALIASES.get(scope["path"])) is not None:
+            scope["path"], scope["raw_path"] = path, path.encode()
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from litestar.types import HTTPScope
 
@@ -16,8 +16,6 @@ from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LAG_PERIOD_S = 0.1
 MAX_TRACE_CHARS = 512  # of a header; the least that W3C Trace Context wants propagated
@@ -64,7 +62,7 @@ class Monitors:
             _text(headers.get(b"traceparent", b"")),
             _text(headers.get(b"tracestate", b"")),
         )
-        traces = self._call(lambda monitor: monitor.began(request))
+        traces = self._call("began", request)
         scope["state"]["trace"] = next(filter(None, traces), "")
         return request
 
@@ -76,24 +74,27 @@ class Monitors:
             scope["state"].get("error", ""),
             max(0.0, time.time() - request.at_s),
         )
-        self._call(lambda monitor: monitor.ended(request, end))
+        self._call("ended", request, end)
 
     def page(self, state: ServerState, accept: str) -> Page | None:
         """Return the first page that a monitor provides; called in another thread."""
-        pages = self._call(lambda monitor: monitor.page(state, accept))
+        pages = self._call("page", state, accept)
         return next((page for page in pages if page is not None), None)
 
     def close(self) -> None:
         """Close all monitors; later calls do nothing."""
         self._monitors = dict(self._all)
-        self._call(lambda monitor: monitor.close())
+        self._call("close")
         self._monitors = {}
 
-    def _call(self, method: Callable[[Monitor], T]) -> list[T]:
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of every enabled monitor that implements it, and return the results."""
         answers = []
         for name, monitor in tuple(self._monitors.items()):
+            if getattr(type(monitor), method, None) is getattr(Monitor, method):
+                continue
             try:
-                answers.append(method(monitor))
+                answers.append(getattr(monitor, method)(*args))
             except Exception:
                 component = self._component_names.of("monitor", name)
                 log.exception("%s failed and is disabled", component)
@@ -106,7 +107,7 @@ class Monitors:
             due_s = now() + LAG_PERIOD_S
             await asyncio.sleep(LAG_PERIOD_S)
             lag_s = max(0.0, now() - due_s)
-            self._call(lambda monitor, lag_s=lag_s: monitor.lagged(lag_s))  # type: ignore[misc]
+            self._call("lagged", lag_s)
 
 
 def _text(header: bytes) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
+from vlmkit.running.pipeline.alias_runner import AliasRunner
 from vlmkit_server.fleet.load_failure import (
     RETRY_LOAD_S,
     as_exception,
@@ -95,7 +96,7 @@ class Fleet:
             check_waiting(sum(each.num_waiting for each in self.models))
             await self._wait_until_ready(model)
         try:
-            yield model.spec.under(name, _runner_of(model))
+            yield _runner_of(model, name)
         finally:
             model.num_users -= 1
             model.last_used_s = time.monotonic()
@@ -288,10 +289,12 @@ def _ignore(*_: object) -> None:
     pass
 
 
-def _runner_of(model: ModelHandle) -> Runner:
+def _runner_of(model: ModelHandle, name: str) -> Runner:
+    """Return the runner as requests under a name use it, with the fields that the name sets."""
     if model.runner is None:
         raise RuntimeError("a model that is ready has a runner")
-    return model.runner
+    fields = model.spec.alias_fields.get(name)
+    return AliasRunner(model.runner, name, fields) if fields else model.runner
 
 
 def _check_loadable(model: ModelHandle) -> None:

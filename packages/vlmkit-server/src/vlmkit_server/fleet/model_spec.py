@@ -6,7 +6,6 @@ from typing import Any
 
 from vlmkit.interfaces.runner import Runner
 from vlmkit.model import Model
-from vlmkit.running.pipeline.alias_runner import AliasRunner
 from vlmkit.settings.lifecycle import OnFailure, When
 
 Servable = Runner | Model
@@ -46,8 +45,3 @@ class ModelSpec:
     memory_bytes: int | None = None
     on_engine_failure: OnFailure | None = None
     weigh: Callable[[], int] | None = None
-
-    def under(self, name: str, runner: Runner) -> Runner:
-        """Return the runner as requests under a name use it, with the fields that the name sets."""
-        fields = self.alias_fields.get(name)
-        return AliasRunner(runner, name, fields) if fields else runner

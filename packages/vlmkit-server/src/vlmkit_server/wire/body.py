@@ -1,7 +1,7 @@
 """Decodes the JSON of a body into a struct; errors name the field and never show a value."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, TypeVar, get_args
@@ -157,11 +157,17 @@ class BodyReader(Generic[B]):
             decoded, body = self._decode(body)
             known = added if self.takes_added else ()
             unused = [key for key in unused_keys(decoded, body) if key.path not in known]
-            aliases = self.known.aliases
-            ignored = self.known.ignored(key for key in unused if key.path not in aliases)
-            self._set_aliases(decoded, [key for key in unused if key.path in aliases], body)
-            idle = (n for n in self.hints if not TABLE[n].is_neutral(getattr(decoded, n)))
-            return decoded, ignored | shown_names(idle)
+            ignored = self._of_table(decoded, unused, body) if unused else frozenset[str]()
+            hints = {name: getattr(decoded, name) for name in self.hints}
+            idle = [n for n, v in hints.items() if v is not None and not TABLE[n].is_neutral(v)]
+            return decoded, ignored | shown_names(idle) if idle else ignored
+
+    def _of_table(self, decoded: B, unused: Sequence[UnusedKey], body: bytes) -> frozenset[str]:
+        """Handle keys that the struct does not declare; return those that are ignored."""
+        aliases = self.known.aliases
+        ignored = self.known.ignored(key for key in unused if key.path not in aliases)
+        self._set_aliases(decoded, [key for key in unused if key.path in aliases], body)
+        return ignored
 
     def _decode(self, body: bytes) -> tuple[B, bytes]:
         """Decode a body; return it, and its text without neutral values that its types refuse."""

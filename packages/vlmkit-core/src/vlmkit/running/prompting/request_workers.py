@@ -31,7 +31,6 @@ from vlmkit.running.scheduling.decode_memory import (
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import FilePart
-from vlmkit.types.message import parts_of
 from vlmkit.types.request import Request
 
 T = TypeVar("T")
@@ -162,9 +161,10 @@ class RequestWorkers:
         The cost of an image in a file is still unknown, and a renderer may open it, so the request
         leases all decode memory.
         """
-        images, max_bytes = request.decoded_images, self._bounds.max_decoding_bytes
-        check_num_pixels(images, self._bounds.max_decoding_pixels)
-        num_bytes = memory_needed(images, max_bytes).num_bytes
+        num_bytes, max_bytes = 0, self._bounds.max_decoding_bytes
+        if images := request.decoded_images:
+            check_num_pixels(images, self._bounds.max_decoding_pixels)
+            num_bytes = memory_needed(images, max_bytes).num_bytes
         if not request.options.light and any(is_image(file.data) for file in _files_of(request)):
             num_bytes = max(num_bytes, max_bytes)
         return num_bytes
@@ -191,7 +191,8 @@ def _tenant(request: Request) -> str:
 
 
 def _files_of(request: Request) -> list[FilePart]:
-    return [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
+    parts = (part for message in request.messages for part in message.parts)
+    return [part for part in parts if isinstance(part, FilePart)]
 
 
 def _drop_result(discard: Callable[[T], None], future: Future[T]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from vlmkit.errors import RequestError
 from vlmkit.types.base64_text import is_data_url
-from vlmkit.types.image_options import Detail, ImageOptions
+from vlmkit.types.image_options import PLAIN_IMAGE, Detail, ImageOptions
 from vlmkit.types.message import ReasoningPart, Role, TextPart
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.apis.openai_chat import wire
@@ -182,6 +182,8 @@ class SentMessages:
 
 def image_options(body: ImageSizeFields) -> ImageOptions:
     """Return the options of a body for images that set none themselves."""
+    if body.max_image_tokens is None and not body.mm_processor_kwargs:
+        return PLAIN_IMAGE
     return ImageOptions(max_tokens=body.max_image_tokens, processor=body.mm_processor_kwargs or {})
 
 

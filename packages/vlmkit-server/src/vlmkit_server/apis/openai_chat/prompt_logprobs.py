@@ -28,11 +28,11 @@ def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[Promp
         yield None if sample.logprob is None else dict(entries(sample, sample.logprob))
 
 
-def check_not_streamed(num_top: int | None, stream: bool | None) -> None:
+def check_not_streamed(stream: bool | None) -> None:
     """Refuse log-probabilities of a prompt in a stream, as vLLM does.
 
     Raises:
-        RequestError: both are requested.
+        RequestError: a stream is requested.
     """
-    if num_top is not None and stream:
+    if stream:
         raise RequestError("prompt_logprobs is not told in a stream", param="prompt_logprobs")

@@ -53,7 +53,8 @@ class ChatApi(OpenAiErrors):
 
 async def answer_chat(exchange: Exchange, body: ChatRequest) -> ASGIApp:
     """Answer a conversation."""
-    check_not_streamed(body.prompt_logprobs, body.stream)
+    if body.prompt_logprobs is not None:
+        check_not_streamed(body.stream)
     answer = await exchange.run(conversation_of(body), "chatcmpl")
     runner, source, scores = answer.runner, answer.source, answer.scores
     logprobs = logprobs_of(runner, answer.params) if answer.extras.logprobs else None

@@ -81,7 +81,8 @@ class CompletionsApi(OpenAiErrors):
 
 async def complete(exchange: Exchange, body: CompletionRequest) -> ASGIApp:
     """Complete texts."""
-    check_not_streamed(body.prompt_logprobs, body.stream)
+    if body.prompt_logprobs is not None:
+        check_not_streamed(body.stream)
     runner = await exchange.lease(body.model)
     params = completion_params(body, runner.facts)
     prompts = _Prompts(exchange, body, runner, params)

@@ -54,8 +54,8 @@ async def generate(exchange: Exchange, body: GenerateRequest) -> ASGIApp:
     scores: list[Sample] = []
     field_of = partial(_field_of, body=body)
     with naming_fields(field_of):
-        check_not_streamed(num_top, body.stream)
         if num_top is not None:
+            check_not_streamed(body.stream)
             scores = await PromptScorer(runner, num_top, "prompt_logprobs").score(request)
         stream = await runner.asubmit(request)
     answer = naming_media(stream, media_names(request, field_of))
