@@ -70,6 +70,7 @@ class Admission:
         self._timeout_s = timeout_s
         self._held = AsyncExitStack()
         self._permit: Permit | None = None
+        self._watcher: asyncio.Task[None] | None = None  # ends when the client disconnects
         self._reservations: Reservations | None = None
         self._record: RequestRecord | None = scope["state"].get(RECORD)
         self.deadline_s: float | None = None
@@ -78,7 +79,6 @@ class Admission:
         scope["state"][_ADMISSION] = self
 
     async def __aenter__(self) -> "Admission":
-        self._control.begin()
         return self
 
     async def __aexit__(
@@ -87,6 +87,8 @@ class Admission:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
         try:
             await self._held.__aexit__(kind, error, traceback)
         finally:
@@ -199,13 +201,14 @@ class Admission:
 
     # Its work and its end.
 
-    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive | None) -> T:
         """Run the work of the request until it ends or its result is no longer wanted.
 
         Args:
             work: is cancelled when the client disconnects, the deadline passes, or the server
                 gives up.
-            receive: the connection; nothing but a disconnect is expected.
+            receive: the connection, from which nothing but a disconnect is expected; None where the
+                work outlives it.
 
         Raises:
             ClientGone: the client disconnected.
@@ -216,20 +219,24 @@ class Admission:
         if self.deadline_s is not None:
             left_s = self.deadline_s - asyncio.get_running_loop().time()
         task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(disconnected(receive))
+        awaited: list[asyncio.Task[Any]] = [task]
+        if receive is not None:
+            if self._watcher is None:
+                self._watcher = asyncio.ensure_future(disconnected(receive))
+            awaited.append(self._watcher)
         self._control.tasks.add(task)
         try:
-            await asyncio.wait((task, watcher), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGone if watcher.done() else TooLate
+                raise ClientGone if any(each.done() for each in awaited) else TooLate
             if task.cancelled():
                 raise self._control.closing()
             return task.result()
         finally:
             self._control.tasks.discard(task)
-            task.cancel()
-            watcher.cancel()
-            await asyncio.gather(task, watcher, return_exceptions=True)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def set_retry_time(self, error: QueueFull | TooLate) -> None:
         """Set when to try again, unless the limit itself knows: by the drain rate of requests."""

@@ -61,7 +61,8 @@ class AdmissionControl:
         self._is_idle.set()
 
     def open(self, scope: Scope) -> Admission:
-        """Open the admission of a request, which counts until it is closed."""
+        """Open the admission of a request, which counts until its context ends."""
+        self.begin()
         return Admission(self, scope, self._timeout_s)
 
     @contextmanager

@@ -224,7 +224,8 @@ class Exchange:
             self.report_unenforced_tools(conversation, runner.facts)
             scores = await self._scores(conversation, request, runner)
             source = await self.submit(conversation, request, runner, shows_calls=shows_calls)
-        reader = naming_media(source, [medium.path for medium in conversation.media])
+        paths = [medium.path for medium in conversation.media]
+        reader = naming_media(source, paths) if paths else source
         params = request.params or runner.facts.defaults
         extras, images_s = conversation.extras, self.images_s
         return Answer(head, runner, params, source, reader, extras, scores, images_s)
@@ -274,7 +275,8 @@ class Exchange:
         Raises:
             RequestError: a field is wrong; the error names it as a runner would.
         """
-        self.report_ignored(ignored_fields(conversation, runner.facts))
+        if ignored := ignored_fields(conversation, runner.facts):
+            self.report_ignored(ignored)
         request, self.images_s = await self.builder.request(
             conversation,
             runner.facts,

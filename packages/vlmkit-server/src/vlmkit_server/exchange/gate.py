@@ -73,8 +73,8 @@ class Gate:
         scope.setdefault("state", {})["request_id"] = request_id
 
         status = CLIENT_GONE
-        admission = self._service.admission.open(scope)
         monitored = self._service.monitors.began(scope, request_id)
+        admission = self._service.admission.open(scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status

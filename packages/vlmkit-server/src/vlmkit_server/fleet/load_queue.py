@@ -139,7 +139,7 @@ class LoadQueue:
 
     def _close_if_unused(self, model: ModelHandle) -> None:
         """Close a model that is being unloaded, once it has no users."""
-        if model.state != "unloading" or model.num_users:
+        if not model.is_unloading or model.num_users:
             return
         if (runner := model.detach_runner()) is not None:
             future = self._thread.unload(runner)

@@ -166,6 +166,11 @@ class ModelHandle:
         return self._state == "failed" and self._is_loaded_at_start
 
     @property
+    def is_unloading(self) -> bool:
+        """Whether it is unloaded once its last request has ended."""
+        return self._state == "unloading"
+
+    @property
     def is_in_memory(self) -> bool:
         """Whether it takes memory, or is about to."""
         return self._state in ("loading", "ready", "unloading")

@@ -31,7 +31,6 @@ from vlmkit.types.message import (
     TextPart,
     image_parts_of,
     images_of,
-    parts_of,
 )
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -82,7 +81,7 @@ def is_short(request: Request) -> bool:
     if request.images:
         return False
     texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
-    for part in parts_of(request.messages):
+    for part in (part for message in request.messages for part in message.parts):
         if isinstance(part, TextPart | ReasoningPart):
             texts.append(part.text)
         elif isinstance(part, ToolCallPart):

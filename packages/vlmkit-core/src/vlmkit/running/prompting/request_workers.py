@@ -107,14 +107,14 @@ class RequestWorkers:
             OutOfMemory: the memory is not granted in time.
             EngineError: the workers are closed.
         """
-        num_bytes = self._first_bytes(request)
-        workers = self._workers_for(request)
+        workers, num_bytes = self._workers_for(request)
         lease = self._decode_memory.lease(
             _tenant(request), 0 if workers is self._file_workers else num_bytes
         )
         self._leases.add(lease)
         try:
-            await lease.wait(self._timeout_s)
+            if lease.num_bytes:
+                await lease.wait(self._timeout_s)
             run = partial(self._run, work, request, lease, num_bytes)
             future = workers.submit(lease.tenant, run)
         except RuntimeError as error:  # the workers are gone
@@ -148,12 +148,13 @@ class RequestWorkers:
         for lease in self._leases.copy():
             lease.cancellation.cancel()
 
-    def _workers_for(self, request: Request) -> FairExecutor:
-        if _files_of(request):
-            return self._file_workers
-        if not is_short(request):
-            return self.workers
-        return self._constraint_workers if is_constrained(request) else self._text_workers
+    def _workers_for(self, request: Request) -> tuple[FairExecutor, int]:
+        """Return the threads for a request, and the memory that it needs before files are open."""
+        if is_short(request):
+            is_tried = is_constrained(request)
+            return self._constraint_workers if is_tried else self._text_workers, 0
+        workers = self._file_workers if _files_of(request) else self.workers
+        return workers, self._first_bytes(request)
 
     def _first_bytes(self, request: Request) -> int:
         """Return the memory that a request needs before its files are opened.

@@ -1,10 +1,8 @@
 """Runs an answer in the background: reads it into an event log, and stores it at its end."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NoReturn
 
 from litestar.types import Scope
 
@@ -50,7 +48,7 @@ async def run_in_background(
 
     try:
         async with leases:
-            await admission_of(scope).attend(read_answer(), _never_disconnects)
+            await admission_of(scope).attend(read_answer(), None)
             last = await service.offload.run(
                 partial(events.closing, stream.usage), tenant_or_network(scope)
             )
@@ -62,9 +60,3 @@ async def run_in_background(
     log.add(last)
     log.close()
     on_growth(log.num_bytes)
-
-
-async def _never_disconnects() -> NoReturn:
-    """Wait forever: there is no client that disconnects."""
-    await asyncio.Event().wait()
-    raise AssertionError
