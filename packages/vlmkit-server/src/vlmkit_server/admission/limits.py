@@ -19,7 +19,7 @@ from vlmkit_server.settings.server import ServerSettings
 Stage = Literal["connection", "headers", "key", "body", "model", "prompt", "whole request"]
 """What is known of a request when a limit is consulted, in this order."""
 
-Share = Literal["fair, evicting", "fair", "first come", "each key or address", "each model"]
+Share = Literal["fair, evicting", "fair", "first come", "each key or address", "each request"]
 """How callers share a limit: a fair share may be enforced by evicting a holder."""
 
 Retry = Literal["its drain rate", "drain rate of requests", "its period"]
@@ -27,7 +27,7 @@ Retry = Literal["its drain rate", "drain rate of requests", "its period"]
 
 
 class Limit(NamedTuple):
-    """A row of the table.
+    """A row of the table, which `docs/explanation/life-of-a-request.md` shows.
 
     Attributes:
         resource: what is limited; a quota has this name in metrics and ``/readyz``.
@@ -113,7 +113,7 @@ QUEUE = Limit(
     "requests in the queue of a model",
     "scheduler.max_waiting",
     "prompt",
-    "each model",
+    "first come",
     "queue_full",
     "",
     "drain rate of requests",
@@ -141,7 +141,7 @@ TIME = Limit(
     "time",
     "server.request_timeout_s",
     "whole request",
-    "each model",
+    "each request",
     "deadline_exceeded",
     "",
     "drain rate of requests",

@@ -1,1 +1,1 @@
-"""Requests in progress: their admission, their deadlines, and how responses are sent."""
+"""Requests in progress: the state that they share, and how responses are sent."""
