@@ -151,6 +151,16 @@ def test_a_file_larger_than_the_whole_store_is_refused():
         assert [file.id for file in files.list()] == [kept.id]
 
 
+def test_a_strict_server_takes_a_form_of_known_fields():
+    with running(unknown_fields="refuse") as server:
+        sent = server.http.post(
+            f"{server.url}/v1/files",
+            files={"file": ("a.txt", b"text")},
+            data={"purpose": "user_data"},
+        )
+        assert sent.status_code == 200
+
+
 def test_a_server_without_file_storage_refuses_uploads():
     with running(files=FilesSettings(max_stored=0)) as server:
         with pytest.raises(openai.BadRequestError) as caught:

@@ -126,4 +126,4 @@ def test_a_loader_may_return_a_model_whose_failure_ends_the_server():
 def test_a_server_accepts_a_model_in_place_of_its_runner():
     with vlmkit.load("mock") as model:
         app = create_app({"mock": model})
-        assert app.asgi_handler._app._service.models["mock"].runner is model.runner
+        assert app.asgi_handler._service.models["mock"].runner is model.runner

@@ -132,6 +132,8 @@ class Service:
         Raises:
             RequestError: there are some, and the client or the operator forbids ignoring them.
         """
+        if not names:
+            return {}
         policy = self.settings.unknown_fields
         if policy == "refuse" or headers.get(STRICT_HEADER) == "1":
             raise unknown(names)
