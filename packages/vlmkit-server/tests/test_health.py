@@ -48,7 +48,7 @@ def test_a_full_queue_is_reported_by_readyz_and_refuses_requests():
         assert eventually(lambda: pipeline.stats().num_running == 1)
         second = server.connect(chat(text, stream=True, max_tokens=4000))
         assert eventually(lambda: pipeline.stats().num_waiting == 1)
-        assert server.get("/readyz").json()["status"] == "full"
+        assert eventually(lambda: server.get("/readyz").json()["status"] == "full")
         for stream in (False, True):
             refused = server.post(chat(stream=stream))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")

@@ -80,7 +80,7 @@ def test_an_invocation_can_be_streamed(server):
 def test_an_invocation_whose_body_fits_no_api_is_refused(server, body):
     answer = server.post(body, "/invocations")
     assert answer.status_code == 400, answer.text
-    assert server.is_idle()
+    assert eventually(server.is_idle)
 
 
 def test_an_invocation_requires_the_scope_of_its_api(tmp_path):
