@@ -2,7 +2,7 @@
 
 It is opened when the headers are read, consulted as more becomes known, and closed once:
 
-* the key: :meth:`Admission.charge` counts the request in its rate limits;
+* the key: :meth:`Admission.set_usage` counts the request in its rate limits;
 * the route: :meth:`Admission.check` refuses early what would be refused after the body;
 * the body: :meth:`Admission.body` counts its bytes, and :meth:`Admission.admit` the request;
 * the model: :meth:`Admission.lease` keeps it in memory;
@@ -116,7 +116,7 @@ class Admission:
         if internal_caller(self._scope) is None:
             self.deadline_s = asyncio.get_running_loop().time() + time_s
 
-    def charge(self, usage: TenantUsage | None, *, is_counted: bool) -> None:
+    def set_usage(self, usage: TenantUsage | None, *, is_counted: bool) -> None:
         """Set the usage that rate limits count, and count the request.
 
         Args:

@@ -37,7 +37,7 @@ class RateLimitGuard:
         if access == "open" or connection.scope.get("method") == HttpMethod.OPTIONS:
             return
         usage = self._usage_of(connection)
-        admission_of(connection.scope).charge(usage, is_counted=access != "key")
+        admission_of(connection.scope).set_usage(usage, is_counted=access != "key")
 
     def _usage_of(self, connection: ASGIConnection[Any, Any, Any, Any]) -> TenantUsage | None:
         key: Key | None = connection.scope["state"].get("key")
