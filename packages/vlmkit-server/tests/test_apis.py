@@ -1,6 +1,8 @@
 """APIs as plugins: the server's own pass the contract, and faulty ones are refused by name."""
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +14,7 @@ from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import PluginError
 from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit_server.apis.builtin import APIS
+from vlmkit_server.apis.openai_chat.events import AnswerEvents
 from vlmkit_server.apis.openai_chat.route import ChatApi
 from vlmkit_server.app import create_app
 from vlmkit_server.commands.components import apis
@@ -148,10 +151,77 @@ class Changed(ChatApi):
         return [replace(first, **self.changes), *others]
 
 
-@pytest.mark.parametrize("scope", ["", None, "anything"])
-def test_a_route_without_a_scope_is_refused_by_name(scope):
-    with pytest.raises(PluginError, match="api 'open' has the route /v1/chat/completions without"):
-        create_app({}, apis={"open": Changed(scope=scope)})
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"scope": ""}, "without a scope"),
+        ({"scope": None}, "without a scope"),
+        ({"scope": "anything"}, "with the unknown scope 'anything'"),
+        ({"path": "v1/chat"}, "does not start with a slash"),
+        ({"method": "PUT"}, "with the method 'PUT'"),
+        ({"reader": dict}, "whose reader is no BodyReader"),
+        ({"handler": None}, "whose handler is no function"),
+    ],
+)
+def test_an_invalid_route_is_refused_by_name(change, problem):
+    with pytest.raises(PluginError, match=f"^api 'open' has the route .*{problem}") as caught:
+        create_app({}, apis={"open": Changed(**change)})
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("routes", "problem"),
+    [
+        (lambda: [Route(path="/x", handler=None, answer=dict)], "raised TypeError"),
+        (lambda: None, "did not return a list of routes"),
+        (lambda: [("/x", "chat")], "returned a tuple, which is no route"),
+    ],
+)
+def test_an_api_whose_routes_fail_is_named(routes, problem):
+    class Failing(ChatApi):
+        def routes(self, _host, /):
+            return routes()
+
+    names = ComponentNames({"api.failing": "api 'failing' of vlmkit-failing"})
+    wanted = rf"routes\(\) of api 'failing' of vlmkit-failing {problem}"
+    with pytest.raises(PluginError, match=wanted):
+        create_app({}, apis={"failing": Failing()}, component_names=names)
+
+
+def test_serve_check_reports_an_api_that_cannot_be_served(tmp_path):
+    (tmp_path / "twice.py").write_text(
+        "from vlmkit_server.apis.openai_chat.route import ChatApi\n"
+        "import vlmkit\n"
+        "VLMKIT_API = (1, 0)\n"
+        "@vlmkit.hookimpl\n"
+        "def vlmkit_register_apis(registry):\n"
+        "    registry.add('twice', lambda context: ChatApi())\n"
+    )
+    files = f'plugins.files=["{tmp_path / "twice.py"}"]'
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "serve", "mock", "--check", "--set", files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "both have the route POST /v1/chat/completions" in done.stderr
+
+
+class LastEventFails(AnswerEvents):
+    """Events of the chat API whose end cannot be encoded."""
+
+    def closing(self, usage):
+        raise ValueError("no end")
+
+
+def test_an_error_at_the_end_of_a_stream_is_its_last_event(monkeypatch):
+    monkeypatch.setattr("vlmkit_server.apis.openai_chat.route.AnswerEvents", LastEventFails)
+    server = ApiServer(ChatApi(), ScriptedRunner())
+    (received,) = server.send(Sent("/v1/chat/completions", HELLO | {"stream": True}))
+    assert received.status == 200
+    assert b"internal_error" in received.pieces[-1]
+    assert b"no end" not in received.body
 
 
 def test_a_route_cannot_be_made_without_a_scope():

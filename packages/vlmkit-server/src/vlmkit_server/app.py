@@ -138,6 +138,19 @@ def create_app(
     return app
 
 
+def check_apis(apis: Mapping[str, Api], component_names: ComponentNames) -> None:
+    """Check that APIs can be served together, without a server.
+
+    Raises:
+        PluginError: an API raises an error or has an invalid route, or two APIs have the same one.
+    """
+    service = Service({}, ServerSettings())
+    try:
+        mounted(apis, _host(service, LateApp()), component_names)
+    finally:
+        service.fleet.close()
+
+
 class LateApp:
     """An application that is set after the objects that call it are built."""
 

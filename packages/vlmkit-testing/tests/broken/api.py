@@ -28,6 +28,10 @@ class ChangedRoute(ToyApi):
         return [replace(ask, **self.changes), names]
 
 
+class AnnouncesAnotherMediaType(ChangedRoute):
+    changes = {"stream_type": "application/x-ndjson"}  # noqa: RUF012 - read only
+
+
 class HasNoScope(ChangedRoute):
     changes = {"scope": ""}  # noqa: RUF012 - as above
 
@@ -256,6 +260,11 @@ TABLE = Table(
             "An error has the type that the API declares.",
             "an_error_has_the_apis_own_shape",
             raises=(msgspec.ValidationError,),
+        ),
+        Broken(
+            AnnouncesAnotherMediaType,
+            "A stream has the media type that its route states.",
+            "a_stream_has_the_media_type_of_its_route",
         ),
         Broken(
             NeedsAField,

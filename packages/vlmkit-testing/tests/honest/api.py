@@ -82,7 +82,14 @@ class ToyApi:
     def routes(self, _host: Host) -> Seq[Any]:
         """Return both routes."""
         return [
-            Route(path=ASK, scope="chat", handler=self.ask, reader=self.reader, answer=ToyAnswer),
+            Route(
+                path=ASK,
+                scope="chat",
+                handler=self.ask,
+                reader=self.reader,
+                answer=ToyAnswer,
+                stream_type=ToyLines.media_type,
+            ),
             Route(path=LIST, scope="key", handler=self.names, method="GET", answer=ToyModels),
         ]
 

@@ -31,6 +31,7 @@ def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -
         found += _model_errors(layered, plugins, models)
     else:
         click.echo("note: models are not checked before plugins.only is right", err=True)
+    found += _api_errors(layered.config, plugins)
     found += problems(settings, paths_of(layered.config, plugins), layered.unsound)
     output.errors(found)
     for warning in () if found else warnings(settings):
@@ -40,6 +41,19 @@ def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -
 
 def _sections(settings: Iterable[str]) -> set[str]:
     return {setting.partition(".")[0] for setting in settings}
+
+
+def _api_errors(config: "Config", plugins: "Plugins") -> Iterator[VlmkitError]:
+    """Yield why the APIs of a config cannot be built, or not be served together."""
+    from vlmkit.config.providers import component_names_of
+    from vlmkit_server.app import check_apis
+    from vlmkit_server.commands.components import apis
+
+    try:
+        served = apis(config, plugins)
+        check_apis(served, component_names_of(plugins, {}, {"apis": served}))
+    except VlmkitError as error:
+        yield error
 
 
 def _model_errors(

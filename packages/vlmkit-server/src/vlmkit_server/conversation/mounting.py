@@ -1,13 +1,14 @@
 """Turns the routes of APIs into route handlers of the HTTP framework, and lists their bodies."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from litestar import Controller, Request, route as litestar_route
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from vlmkit.errors import PluginError
+from vlmkit.errors import PluginError, VlmkitError
+from vlmkit.kit.one_line import named
 from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit.settings.scope import SCOPES
 from vlmkit_server.conversation.exchange import Exchange
@@ -15,9 +16,11 @@ from vlmkit_server.conversation.host import Host
 from vlmkit_server.http.errors import error_handlers
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
-from vlmkit_server.interfaces.api import Api, Route
+from vlmkit_server.interfaces.api import Api, Method, Route
 
 _SCOPES = ("open", "key", *SCOPES)
+_SCOPES_HINT = f"a scope is one of {', '.join(_SCOPES)}"
+_HINT = "vlmkit_server.interfaces.api describes routes; `vlmkit --debug` shows where"
 RouteHandler = HTTPRouteHandler | type[Controller]
 
 
@@ -45,12 +48,12 @@ def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> Mount
         names: names the component that provides each API, for errors.
 
     Raises:
-        PluginError: two APIs have the same route, or a route has no scope.
+        PluginError: an API raises an error or has an invalid route, or two APIs have the same one.
     """
     found, owners = MountedApis(), dict[tuple[str, str], str]()
     for name, api in apis.items():
         who = names.of("api", name)
-        for each in api.routes(host):
+        for each in _routes_of(api, host, who):
             for method, path in _paths(each, who):
                 owner = owners.setdefault((method, path), who)
                 if owner != who:
@@ -100,6 +103,52 @@ def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
     return decorate(handle)
 
 
+def _routes_of(api: Api, host: Host, who: str) -> Sequence[Route | type[Controller]]:
+    """Return the routes of an API.
+
+    Raises:
+        PluginError: it raised an error, or one of them is invalid.
+    """
+    try:
+        routes = api.routes(host)
+    except VlmkitError:
+        raise
+    except Exception as error:
+        raise PluginError(f"routes() of {who} raised {named(error)}", hint=_HINT) from error
+    if not isinstance(routes, list | tuple):
+        raise PluginError(f"routes() of {who} did not return a list of routes", hint=_HINT)
+    for each in routes:
+        if isinstance(each, Route):
+            _check(each, who)
+        elif not (isinstance(each, type) and issubclass(each, Controller)):
+            raise PluginError(
+                f"routes() of {who} returned a {type(each).__name__}, which is no route",
+                hint=_HINT,
+            )
+    return routes
+
+
+def _check(route: Route, who: str) -> None:
+    """Check a route, whose class checks no types.
+
+    Raises:
+        PluginError: it is invalid.
+    """
+    subject = f"{who} has the route {route.path}"
+    if not str(route.path).startswith("/"):
+        raise PluginError(f"{subject}, which does not start with a slash", hint=_HINT)
+    if not route.scope:
+        raise PluginError(f"{subject} without a scope", hint=_SCOPES_HINT)
+    if route.scope not in _SCOPES:
+        raise PluginError(f"{subject} with the unknown scope {route.scope!r}", hint=_SCOPES_HINT)
+    if route.method not in get_args(Method):
+        raise PluginError(f"{subject} with the method {route.method!r}", hint=_HINT)
+    if route.reader is not None and not hasattr(route.reader, "shape"):
+        raise PluginError(f"{subject}, whose reader is no BodyReader", hint=_HINT)
+    if not callable(route.handler):
+        raise PluginError(f"{subject}, whose handler is no function", hint=_HINT)
+
+
 def _paths(each: Any, who: str) -> Iterable[tuple[str, str]]:
     """Yield the methods and paths of a route or a controller.
 
@@ -107,8 +156,6 @@ def _paths(each: Any, who: str) -> Iterable[tuple[str, str]]:
         PluginError: it states no scope.
     """
     if isinstance(each, Route):
-        if each.scope not in _SCOPES:
-            raise PluginError(f"{who} has the route {each.path} without a scope")
         yield each.method, each.path
         return
     for handler in vars(each).values():

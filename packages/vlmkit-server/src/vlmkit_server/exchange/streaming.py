@@ -143,13 +143,13 @@ class ByteStream(ABC):
         """Send everything but the last event, and return the last event."""
         try:
             await admission_of(scope).attend(self._write_with_pings(send), receive)
+            if self.repeats_answer:
+                return await self._service.offload.run(self.closing, tenant_or_network(scope))
+            return self.closing()
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that the answer is incomplete
             return self.failed(error, scope)
-        if self.repeats_answer:
-            return await self._service.offload.run(self.closing, tenant_or_network(scope))
-        return self.closing()
 
     async def _write_with_pings(self, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))

@@ -29,6 +29,9 @@ Access = Literal["open", "key"] | Scope
 Handler = Callable[["Exchange", Any], Coroutine[Any, Any, "ASGIApp"]]
 """Answers a decoded body; nothing is sent before it returns the response."""
 
+Method = Literal["GET", "POST", "DELETE"]
+"""The methods that a route may have."""
+
 Answers = Literal["generate", "embed", "prompt", ""]
 """What a model does for a route: an answer, vectors, the prompt alone, or nothing."""
 
@@ -62,7 +65,7 @@ class Route:
     handler: Handler
     answer: Any
     reader: "BodyReader[Any] | None" = None
-    method: Literal["GET", "POST", "DELETE"] = "POST"
+    method: Method = "POST"
     answers: Answers = "generate"
     event: str = ""
     stream_type: str = "text/event-stream"

@@ -123,6 +123,20 @@ class ApiContract:
         assert self.answer_of(received) == f"hello {ANSWER}"
         assert len(received.pieces) >= len(WORDS)
 
+    def test_a_stream_has_the_media_type_of_its_route(self) -> None:
+        """OpenAPI describes the stream by it, and clients read the stream by it."""
+        server, sent = ApiServer(self.make(), ScriptedRunner()), self._chat("hello", stream=True)
+        (received,) = server.send(sent)
+        described = [
+            handler.opt["operation"].stream_type
+            for path, handler in self._own_routes(server)
+            if path == sent.path
+        ]
+        sent_type, described_type = (
+            each.partition(";")[0] for each in (received.headers["content-type"], described[0])
+        )
+        assert sent_type == described_type
+
     def test_concurrent_requests_get_their_own_answers(self) -> None:
         """No state is shared between two requests."""
         runner = ScriptedRunner()

@@ -1,7 +1,7 @@
 """An API for shell scripts: a question and an image in, lines of plain text or of JSON out.
 
 ``POST /yourname`` answers one question. A stream has one JSON object in each line, such as
-``{"text": "a bird"}``, and ends with ``{"done": true}`` or ``{"error": "..."}``.
+``{"text": "a bird"}``, and ends with ``{"num_tokens": 2, "done": true}`` or ``{"error": "..."}``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,12 +43,12 @@ class Question(msgspec.Struct, kw_only=True):
     stream: bool = False
 
 
-class Answer(msgspec.Struct):
-    """The response, and the last line of a stream."""
+class Answer(msgspec.Struct, omit_defaults=True):
+    """The response, and each line of a stream; the last one has the number of tokens."""
 
-    text: str
-    num_tokens: int
-    done: bool = True
+    text: str = ""
+    num_tokens: int | None = None
+    done: bool = False
 
 
 class Error(msgspec.Struct):
@@ -59,6 +59,7 @@ class Error(msgspec.Struct):
 
 
 QUESTION = BodyReader(Question)
+LINES = "application/x-ndjson"
 
 
 class Questions:
@@ -79,6 +80,7 @@ class Questions:
             reader=QUESTION,
             answer=Answer,
             event="line",
+            stream_type=LINES,
         )
         return [route]
 
@@ -106,13 +108,13 @@ def conversation_of(body: Question) -> Conversation:
 def encoded(completion: Completion) -> Iterable[bytes]:
     """Encode a whole answer."""
     text, num_tokens = completion.choices[0].text, completion.usage.completion_tokens
-    return [msgspec.json.encode(Answer(text, num_tokens))]
+    return [msgspec.json.encode(Answer(text, num_tokens, done=True))]
 
 
 class Lines:
     """Encodes the chunks of a stream as lines of JSON."""
 
-    media_type = "application/x-ndjson"
+    media_type = LINES
     ping = b""
     repeats_answer = False
 
@@ -123,11 +125,12 @@ class Lines:
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return a line for the text of each chunk."""
         texts = (chunk.text for chunk in chunks)
-        return b"".join(msgspec.json.encode({"text": text}) + b"\n" for text in texts if text)
+        return b"".join(msgspec.json.encode(Answer(text)) + b"\n" for text in texts if text)
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last line of a complete answer."""
-        return msgspec.json.encode(Answer("", usage.completion_tokens)) + b"\n"
+        last = Answer(num_tokens=usage.completion_tokens, done=True)
+        return msgspec.json.encode(last) + b"\n"
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the last line of a failed answer."""
