@@ -2,30 +2,36 @@
 
 The mock's engine takes no time, so what differs between the two runners is the way of requests and
 chunks between the processes. CPU time is that of the process and, for ``subprocess``, of its child.
+Both runners are measured in turn, in alternating order, and the table has medians of the rounds.
 
-    python benchmarks/subprocess_cost.py
+    python benchmarks/subprocess_cost.py --rounds 7
 """
 
 import argparse
 import asyncio
 import json
-import resource
+import os
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import tables
 
 import vlmkit
 from vlmkit.running.subprocess_runner.runner import SubprocessRunner
 
-TICKS = 100  # of /proc, in a second
+AT_ONCE = (1, 8, 64)
+REQUEST_LIMIT_MS, TOKEN_LIMIT_US = 1.0, 40.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(model: vlmkit.Model) -> float:
     """Return the CPU time of this process and of the child so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    total = used.ru_utime + used.ru_stime
+    total = time.process_time()
     if isinstance(model.runner, SubprocessRunner):
         fields = Path(f"/proc/{model.runner.pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / TICKS
+        total += (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return total
 
 
@@ -51,31 +57,43 @@ async def run_load(model: vlmkit.Model, num_requests: int, num_tokens: int, at_o
 
 
 def measured_s(model: vlmkit.Model, *load: int) -> float:
-    """Return the CPU time of a load, after one that warms up."""
-    asyncio.run(run_load(model, 4, *load[1:]))
+    """Return the CPU time of a load."""
     before = cpu_s(model)
     asyncio.run(run_load(model, *load))
     time.sleep(0.1)  # the last messages of the child
     return cpu_s(model) - before
 
 
+def added_s(models: Sequence[vlmkit.Model], num_rounds: int, *load: int) -> float:
+    """Return the median CPU time that the second model adds to a load of the first one."""
+    differences = []
+    for number in range(num_rounds):
+        order = models if number % 2 else models[::-1]
+        used_s = {id(model): measured_s(model, *load) for model in order}
+        differences.append(used_s[id(models[1])] - used_s[id(models[0])])
+    return statistics.median(differences)
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=400, help="of one token, in a round")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of all answers, in a round")
     args = parser.parse_args()
-    own = {"use": "subprocess"}
-    print("| at once | added CPU per request | added CPU per token |\n|---:|---:|---:|")
-    with vlmkit.load("mock") as here, vlmkit.load("mock", runner=own) as there:
-        for at_once in (1, 8, 64):
-            short = [measured_s(each, args.requests, 1, at_once) for each in (here, there)]
-            per_request_s = (short[1] - short[0]) / args.requests
-            num_each = max(2, args.tokens // at_once)
-            long = [measured_s(each, at_once, num_each, at_once) for each in (here, there)]
-            added_s = long[1] - long[0] - at_once * per_request_s
-            per_token_s = added_s / (at_once * num_each)
-            print(f"| {at_once} | {per_request_s * 1e3:.2f} ms | {per_token_s * 1e6:.1f} us |")
+    rows = []
+    with vlmkit.load("mock") as here, vlmkit.load("mock", runner={"use": "subprocess"}) as there:
+        for model in (here, there):
+            measured_s(model, 64, 10, 8)  # warms up
+        for at_once in AT_ONCE:
+            models = (here, there)
+            request_s = added_s(models, args.rounds, args.requests, 1, at_once) / args.requests
+            num_each = args.tokens // at_once
+            answers_s = added_s(models, args.rounds, at_once, num_each, at_once)
+            token_s = (answers_s - at_once * request_s) / (at_once * num_each)
+            rows.append((str(at_once), f"{request_s * 1e3:.2f} ms", f"{token_s * 1e6:.1f} us"))
+    rows.append(("limit", f"{REQUEST_LIMIT_MS:.2f} ms", f"{TOKEN_LIMIT_US:.1f} us"))
+    print(tables.markdown(("requests at once", "added for a request", "added for a token"), rows))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.subprocess_runner import runner as runner_module
 from vlmkit.running.subprocess_runner.child_process import ChildProcess
-from vlmkit.running.subprocess_runner.messages import News
+from vlmkit.running.subprocess_runner.messages import Entry, News
 from vlmkit.running.subprocess_runner.runner import SubprocessRunner
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.subprocess import SubprocessSettings
@@ -312,38 +312,29 @@ def test_a_child_that_ends_too_often_fails_the_runner_by_name(monkeypatch):
         assert "runner 'subprocess': its process ended too often" in str(told[0])
 
 
-def more_tokens(message):
-    if not isinstance(message, News):
-        return message
-    entries = [
-        entry
-        if entry.usage is None
-        else replace_struct(
-            entry,
-            usage=replace(entry.usage, completion_tokens=entry.usage.completion_tokens + 1),
-        )
-        for entry in message.entries
-    ]
-    return News(tuple(entries))
-
-
-def no_usage(message):
-    if not isinstance(message, News):
-        return message
-    return News(tuple(replace_struct(entry, usage=None) for entry in message.entries))
-
-
-def other_choice(message):
+def changed(message, change):
+    """Return news whose entries with a usage are changed."""
     if not isinstance(message, News):
         return message
     return News(
-        tuple(
-            replace_struct(
-                entry, chunks=tuple(replace_struct(chunk, index=7) for chunk in entry.chunks)
-            )
-            for entry in message.entries
-        )
+        tuple(change(each) if isinstance(each, Entry) else each for each in message.entries)
     )
+
+
+def more_tokens(message):
+    def change(entry):
+        num_tokens = entry.usage.completion_tokens + 1
+        return replace_struct(entry, usage=replace(entry.usage, completion_tokens=num_tokens))
+
+    return changed(message, change)
+
+
+def other_choice(message):
+    def change(entry):
+        chunks = tuple(replace_struct(chunk, index=7) for chunk in entry.chunks)
+        return replace_struct(entry, chunks=chunks)
+
+    return changed(message, change)
 
 
 def replace_struct(value, **changes):
@@ -354,7 +345,6 @@ def replace_struct(value, **changes):
     ("change", "what"),
     [
         (more_tokens, "its stream has 3 tokens, and its usage states 4"),
-        (no_usage, "its stream ends without a usage"),
         (other_choice, "its stream has a choice that was not requested"),
     ],
 )

@@ -31,7 +31,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with answers
     log_of_worker()
-    requests = sys.stdin.buffer
+    requests = os.fdopen(0, "rb", buffering=0)
     steps = StepRecorder() if WITH_STEPS in sys.argv[1:] else None
     try:
         plan = bytes(read_frame(requests).head)

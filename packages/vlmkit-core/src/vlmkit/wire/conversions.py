@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from operator import attrgetter
 from typing import (
     Annotated,
     Any,
@@ -22,6 +23,7 @@ from typing import (
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.prompt import Array
@@ -144,30 +146,27 @@ class Conversions:
             gc=False,
             forbid_unknown_fields=True,
         )
-        packs = [(name, conversion.pack) for name, conversion in each.items()]
-        unpacks = [(name, conversion.unpack) for name, conversion in each.items()]
+        kind, names = listed.kind, tuple(each)
+        fields_of = _fields_of(kind, names)
+        takes_positions = kind.__match_args__ == names
+        packs = [(i, c.pack) for i, c in enumerate(each.values()) if c.pack is not None]
+        unpacks = [(i, c.unpack) for i, c in enumerate(each.values()) if c.unpack is not None]
 
         def pack(value: Any, buffers: OutgoingBuffers) -> Any:
-            return sent(
-                *[
-                    getattr(value, name)
-                    if convert is None
-                    else convert(getattr(value, name), buffers)
-                    for name, convert in packs
-                ]
-            )
-
-        kind = listed.kind
+            given = fields_of(value)
+            if packs:
+                given = list(given)
+                for index, convert in packs:
+                    given[index] = convert(given[index], buffers)
+            return sent(*given)
 
         def unpack(value: Any, buffers: IncomingBuffers) -> Any:
-            return kind(
-                **{
-                    name: getattr(value, name)
-                    if convert is None
-                    else convert(getattr(value, name), buffers)
-                    for name, convert in unpacks
-                }
-            )
+            found: Seq[Any] = astuple(value)
+            if unpacks:
+                found = list(found)
+                for index, convert in unpacks:
+                    found[index] = convert(found[index], buffers)
+            return kind(*found) if takes_positions else kind(**dict(zip(names, found, strict=True)))
 
         return Conversion(sent, pack, unpack)
 
@@ -234,6 +233,15 @@ def describe(name: str, kind: type[Any]) -> Listed:
         raise TypeError(f"{kind!r} is no dataclass, named tuple or struct")
     hints = get_type_hints(kind, localns=_NAMES, include_extras=True)
     return Listed(name, kind, {each: hints[each] for each in names})
+
+
+def _fields_of(kind: type[Any], names: Seq[str]) -> Callable[[Any], Iterable[Any]]:
+    """Return a function that returns the fields of a value, in order."""
+    if issubclass(kind, msgspec.Struct):
+        return astuple
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: [getattr(value, name) for name in names]
 
 
 def _is_native(listed: Listed, each: Iterable[Conversion]) -> bool:

@@ -5,6 +5,7 @@ secret. Ctrl-C does not reach it: it ends when its parent closes it or is gone.
 """
 
 import contextlib
+import io
 import logging
 import os
 import queue
@@ -29,6 +30,19 @@ WITH_STEPS = "--steps"
 LIMITS = FrameLimits(max_head_bytes=256 * 2**20)
 SMALL_BYTES = 2048  # a pipe that is ready takes so many without blocking
 KILL_S = 5.0  # for a killed process to be gone
+READ_BYTES = 2**16  # what a pipe holds
+
+
+class _Pipe(io.FileIO):
+    """A pipe that calls a function before it waits for more."""
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno, closefd=False)
+        self.before_wait: Callable[[], None] = lambda: None
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        self.before_wait()
+        return super().readinto(buffer)
 
 
 class ChildProcess:
@@ -55,6 +69,9 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        self._pipe = _Pipe(self._process.stdout.fileno())
+        self._answers = io.BufferedReader(self._pipe, READ_BYTES)
 
     @property
     def pid(self) -> int:
@@ -94,9 +111,21 @@ class ChildProcess:
             raise answer
         raise EngineError(f"{self._who}: its process sent another message than its facts")
 
-    def run(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        """Deliver messages in a thread, until the process ends; then call ``on_end`` there."""
+    def run(
+        self,
+        on_message: Callable[[Any], None],
+        before_wait: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Deliver messages in a thread, until the process ends.
+
+        Args:
+            on_message: gets each message.
+            before_wait: called after the messages that have arrived, before the thread waits.
+            on_end: called when the process has ended.
+        """
         threading.Thread(target=self._write, name="vlmkit-requests", daemon=True).start()
+        self._pipe.before_wait = before_wait
         self._reader = threading.Thread(
             target=self._read, args=(on_message, on_end), name="vlmkit-answers", daemon=True
         )
@@ -168,11 +197,6 @@ class ChildProcess:
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         return self._process.stdin  # type: ignore[return-value]
 
-    @property
-    def _answers(self) -> BinaryIO:
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        return self._process.stdout  # type: ignore[return-value]
-
     def _write(self) -> None:
         try:
             while self._has_pending.get():
@@ -199,6 +223,6 @@ class ChildProcess:
 
     def _close_pipes(self) -> None:
         """Close both pipes, and discard what they still hold."""
-        for pipe in (self._requests, self._answers):
+        for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()
+                pipe.close()  # type: ignore[union-attr]

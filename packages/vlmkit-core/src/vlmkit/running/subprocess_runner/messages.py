@@ -13,10 +13,12 @@ from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.observer import StepFacts
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.completion import Chunk, Timings, Usage
+from vlmkit.types.delta import Delta
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
+from vlmkit.types.sample import Sample
 from vlmkit.wire.codec import Codec
 from vlmkit.wire.type_names import TYPES
 
@@ -128,30 +130,51 @@ class Accepted:
     timings: Timings
 
 
+class TokenEntry(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    array_like=True,
+    forbid_unknown_fields=True,
+    tag="runner.tokens",
+):
+    """A chunk of text and tokens alone, as nearly all are; msgspec encodes and decodes it itself.
+
+    Attributes:
+        number: the request.
+        index: the index of the choice.
+        deltas: see :class:`vlmkit.types.completion.Chunk`.
+        samples: the same.
+        reasoning_tokens: reasoning tokens so far.
+    """
+
+    number: int
+    index: int
+    deltas: tuple[Delta, ...]
+    samples: tuple[Sample, ...]
+    reasoning_tokens: int
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """News of one request.
+    """The first, the last, or any other chunks of one request.
 
     Attributes:
         number: the request.
         chunks: its new chunks.
-        cached_tokens: prompt tokens that were cached.
-        reasoning_tokens: reasoning tokens so far.
-        usage: the tokens that it used, in its first and its last entry.
-        timings: the durations of its stages, in the same entries.
+        usage: the tokens that it used so far.
+        timings: the durations of its stages so far.
     """
 
     number: int
     chunks: tuple[Chunk, ...]
-    cached_tokens: int
-    reasoning_tokens: int
-    usage: Usage | None = None
-    timings: Timings | None = None
+    usage: Usage
+    timings: Timings
 
 
 class News(msgspec.Struct, frozen=True, gc=False):
     """News of several requests, in one frame."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TokenEntry | Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +241,7 @@ CODEC = Codec(
         "runner.started": Started,
         "runner.demanded": Demanded,
         "runner.accepted": Accepted,
+        "runner.tokens": TokenEntry,
         "runner.entry": Entry,
         "runner.news": News,
         "runner.refused": Refused,

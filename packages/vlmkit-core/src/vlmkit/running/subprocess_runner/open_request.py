@@ -1,10 +1,11 @@
 """A request of a child process, as its parent sees it: admission, acceptance, chunks, its end."""
 
 import threading
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,8 +23,9 @@ from vlmkit.running.subprocess_runner.messages import (
     Flow,
     Proceed,
     Refused,
+    TokenEntry,
 )
-from vlmkit.types.completion import Timings, Usage
+from vlmkit.types.completion import Chunk, Timings, Usage
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 
 
 class RemoteChannel(Channel):
-    """A channel whose usage and timings come from another process."""
+    """A channel whose usage and timings come from another process.
+
+    Attributes:
+        reasoning_tokens: reasoning tokens so far.
+    """
 
     def __init__(
         self,
@@ -45,18 +51,17 @@ class RemoteChannel(Channel):
         super().__init__(facts, max_unread_tokens=max_unread_tokens, observers=observers)
         self._known_usage = accepted.usage
         self._known_timings = accepted.timings
-        self._reasoning_tokens = accepted.usage.reasoning_tokens
+        self.reasoning_tokens = accepted.usage.reasoning_tokens
 
-    def learn(self, entry: Entry | Refused) -> None:
+    def learn(self, usage: Usage, timings: Timings) -> None:
         """Take over the usage and the timings of a message."""
-        if entry.usage is not None:
-            self._known_usage = entry.usage
-            self._reasoning_tokens = entry.usage.reasoning_tokens
-        elif isinstance(entry, Entry):
-            self.cached_tokens = entry.cached_tokens
-            self._reasoning_tokens = entry.reasoning_tokens
-        if entry.timings is not None:
-            self._known_timings = entry.timings
+        self._known_usage, self._known_timings = usage, timings
+        self.reasoning_tokens = usage.reasoning_tokens
+
+    @property
+    def stated_tokens(self) -> int:
+        """The number of completion tokens, as last reported."""
+        return self._known_usage.completion_tokens
 
     @property
     def usage(self) -> Usage:
@@ -64,8 +69,7 @@ class RemoteChannel(Channel):
         return replace(
             self._known_usage,
             completion_tokens=self.completion_tokens,
-            cached_tokens=max(self.cached_tokens, self._known_usage.cached_tokens),
-            reasoning_tokens=self._reasoning_tokens,
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     @property
@@ -80,13 +84,16 @@ class OpenRequest:
     Args:
         number: its number in messages.
         request: the request.
+        admit: decides on its demand.
         child: the process that answers it.
         who: the name of the runner in errors.
     """
 
-    def __init__(self, number: int, request: Request, child: "ChildProcess", who: str) -> None:
+    def __init__(
+        self, number: int, request: Request, admit: Admit | None, child: "ChildProcess", who: str
+    ) -> None:
         self.number = number
-        self.demanded: Future[Demand | None] = Future()
+        self._admit = admit
         self._accepted: Future[Stream] | None = Future()
         self.accepted = self._accepted
         self._request = request
@@ -121,14 +128,6 @@ class OpenRequest:
 
     # The caller's side.
 
-    def decide(self, admit: Admit, demand: Demand) -> None:
-        """Let the caller decide on the demand, and send the decision."""
-        try:
-            admit(demand)
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
-            self._refusal = error
-        self._child.send(Proceed(self.number, self._refusal is None))
-
     def abort(self, _: object = None) -> None:
         """Have the process abort the request."""
         self._child.send(Abort(self.number))
@@ -142,9 +141,17 @@ class OpenRequest:
 
     # The side of the process: called in the thread that reads its messages.
 
-    def report(self, demand: Demand) -> None:
-        """Pass on the demand to the caller, who decides."""
-        _resolve(self.demanded, demand)
+    def decide(self, demand: Demand) -> None:
+        """Let the caller decide on the demand, and send the decision."""
+        admit, self._admit = self._admit, None
+        if self._accepted is None or self._accepted.cancelled():  # the caller has aborted it
+            return
+        try:
+            if admit is not None:
+                admit(demand)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            self._refusal = error
+        self._child.send(Proceed(self.number, self._refusal is None))
 
     def accept(
         self,
@@ -180,20 +187,26 @@ class OpenRequest:
         stream = Stream(channel, message.prompt_token_ids, abort=self.abort, resume=self.resume)
         accepted, self._accepted = self._accepted, None
         if accepted is not None:
-            _resolve(self.demanded, None)
-            _resolve(accepted, stream)
+            with suppress(InvalidStateError):  # its caller has gone
+                accepted.set_result(stream)
 
-    def add(self, entry: Entry, wakeups: Wakeups) -> bool:
+    def add(self, entry: TokenEntry | Entry, wakeups: Wakeups) -> bool:
         """Deliver chunks; return whether the request has ended."""
         channel = self._channel
         if channel is None:
             return True
-        channel.learn(entry)
-        if problem := self._problem(entry, channel):
+        chunks: Seq[Chunk]
+        if isinstance(entry, Entry):
+            chunks = entry.chunks
+            channel.learn(entry.usage, entry.timings)
+        else:
+            chunks = (Chunk(entry.index, entry.deltas, entry.samples),)
+            channel.reasoning_tokens = entry.reasoning_tokens
+        if problem := self._problem(chunks, channel):
             self.abort()
             channel.fail(EngineError(f"{self._who}: {problem}"), wakeups)
             return True
-        for chunk in entry.chunks:
+        for chunk in chunks:
             channel.put(chunk, wakeups)
         if channel.is_behind:
             self._pause(channel)
@@ -206,10 +219,10 @@ class OpenRequest:
                 self._is_paused = True
                 self._child.send(Flow(self.number, is_paused=True))
 
-    def _problem(self, entry: Entry, channel: RemoteChannel) -> str:
-        """Return how an entry contradicts the request or itself; empty if it does not."""
+    def _problem(self, chunks: Seq[Chunk], channel: RemoteChannel) -> str:
+        """Return how chunks contradict the request or its usage; empty if they do not."""
         num_tokens = channel.completion_tokens
-        for chunk in entry.chunks:
+        for chunk in chunks:
             num_tokens += len(chunk.samples)
             if chunk.finish_reason is not None:
                 self._num_open -= 1
@@ -217,30 +230,19 @@ class OpenRequest:
                 return "its stream has a choice that was not requested"
         if self._num_open < 0:
             return "its stream goes on after its end"
-        if self._num_open:
-            return ""
-        if entry.usage is None:
-            return "its stream ends without a usage"
-        stated = entry.usage.completion_tokens
-        if stated != num_tokens:
+        if not self._num_open and num_tokens != (stated := channel.stated_tokens):
             return f"its stream has {num_tokens} tokens, and its usage states {stated}"
         return ""
 
     def fail(self, error: VlmkitError, wakeups: Wakeups, message: Refused | None = None) -> None:
         """End the request with an error, unless it has ended."""
         if self._channel is not None:
-            if message is not None:
-                self._channel.learn(message)
+            if message is not None and message.usage is not None and message.timings is not None:
+                self._channel.learn(message.usage, message.timings)
             if not self._channel.is_done:
                 self._channel.fail(error, wakeups)
             return
         accepted, self._accepted = self._accepted, None
-        _resolve(self.demanded, None)
         if accepted is not None:
             with suppress(InvalidStateError):  # its caller has gone
                 accepted.set_exception(self._refusal or error)
-
-
-def _resolve(future: "Future[Any]", value: object) -> None:
-    with suppress(InvalidStateError):  # done, or its caller has gone
-        future.set_result(value)

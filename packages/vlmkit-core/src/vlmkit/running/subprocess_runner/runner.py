@@ -126,11 +126,8 @@ class SubprocessRunner:
             EngineError: the child is being restarted, or ended.
         """
         opened = self._begin(request, admit)
-        accepted = opened.take_accepted()
         try:
-            if admit is not None and (demand := opened.demanded.result()) is not None:
-                opened.decide(admit, demand)
-            return accepted.result()
+            return opened.take_accepted().result()
         except (KeyboardInterrupt, SystemExit):
             opened.abort()
             raise
@@ -143,13 +140,8 @@ class SubprocessRunner:
             EngineError: the child is being restarted, or ended.
         """
         opened = self._begin(request, admit)
-        accepted = opened.take_accepted()
         try:
-            if admit is not None:
-                demand = await asyncio.wrap_future(opened.demanded)
-                if demand is not None:
-                    opened.decide(admit, demand)
-            return await asyncio.wrap_future(accepted)
+            return await asyncio.wrap_future(opened.take_accepted())
         except asyncio.CancelledError:
             opened.abort()
             raise
@@ -161,7 +153,7 @@ class SubprocessRunner:
             child = self._running_child()
             if self._is_draining:
                 raise closing_error()
-            opened = OpenRequest(next(self._numbers), request, child, self._who)
+            opened = OpenRequest(next(self._numbers), request, admit, child, self._who)
             self._requests[opened.number] = opened
         try:
             child.send(Submit(opened.number, request, admit is not None))
@@ -348,7 +340,11 @@ class SubprocessRunner:
             return
         self._started_s = time.monotonic()
         wakeups = Wakeups()
-        child.run(lambda message: self._receive(message, wakeups), lambda: self._ended(child))
+        child.run(
+            lambda message: self._receive(message, wakeups),
+            wakeups.flush,
+            lambda: self._ended(child, wakeups),
+        )
 
     def _receive(self, message: Any, wakeups: Wakeups) -> None:
         """Deliver a message of the child; runs in the thread that reads them."""
@@ -368,13 +364,12 @@ class SubprocessRunner:
         elif isinstance(message, Steps) and self._observers is not None:
             for step in message.steps:
                 self._observers.notify("step", step)
-        wakeups.flush()
 
     def _advanced(self, message: Demanded | Accepted, wakeups: Wakeups) -> None:
         if (opened := self._requests.get(message.number)) is None:
             return
         if isinstance(message, Demanded):
-            opened.report(message.demand)
+            opened.decide(message.demand)
         else:
             self._uncounted[message.number] = opened
             opened.accept(message, self.facts, self._observers, wakeups)
@@ -398,7 +393,7 @@ class SubprocessRunner:
         else:
             answer.set_result(message.is_empty)
 
-    def _ended(self, child: ChildProcess) -> None:
+    def _ended(self, child: ChildProcess, wakeups: Wakeups) -> None:
         """Fail the requests of a child that ended, and start another one."""
         reason = child.reason
         with self._lock:
@@ -411,7 +406,6 @@ class SubprocessRunner:
             self._state = State(replace(NO_STATS, counters=zeros), is_full=False)
             self._uncounted = {}
             is_closing = self._closing.is_set()
-        wakeups = Wakeups()
         for opened in requests.values():
             opened.fail(closing_error() if is_closing else self._lost(reason), wakeups)
         for answer in calls.values():

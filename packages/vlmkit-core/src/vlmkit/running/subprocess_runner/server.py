@@ -1,13 +1,14 @@
 """The child's end: answers the requests of its caller with a runner of this process.
 
-All of it runs in one event loop, beside the threads of the runner. A thread reads requests.
+All of it runs in one event loop, beside the threads of the runner.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, BinaryIO
 
@@ -33,15 +34,18 @@ from vlmkit.running.subprocess_runner.messages import (
     State,
     Steps,
     Submit,
+    TokenEntry,
     Tokenize,
     Tokenized,
 )
+from vlmkit.types.completion import Chunk
 from vlmkit.types.demand import Demand
-from vlmkit.wire.frames import read_frame, write_frame
+from vlmkit.wire.frames import PIECE_BYTES, Buffer, aread_frame, frame_parts
 
 log = logging.getLogger(__name__)
 
 STATE_S = 0.05  # between two looks at the state
+NEWS_S = 0.001  # between two frames of entries; few engines compute steps as fast
 END_S = 5.0  # for ends of requests to be sent before the process exits
 
 
@@ -87,7 +91,7 @@ class ChildServer:
 
     Args:
         runner: answers the requests.
-        requests: the pipe of messages from the caller.
+        requests: the pipe of messages from the caller, unbuffered.
         answers: the pipe of messages to the caller.
         steps: collects steps for the caller; None if it has no use for them.
     """
@@ -106,6 +110,8 @@ class ChildServer:
         self._open: dict[int, _OpenRequest] = {}
         self._entries: list[Entry] = []
         self._is_flushing = False
+        self._flushed_s = 0.0
+        self._writing = threading.Lock()
         self._state: State | None = None
 
     async def serve(self) -> None:
@@ -113,22 +119,33 @@ class ChildServer:
         self._loop = asyncio.get_running_loop()
         self._is_over = asyncio.Event()
         self._runner.on_failure(lambda _: self._from_thread(self._is_over.set))
-        threading.Thread(target=self._read, name="vlmkit-requests", daemon=True).start()
-        watching = self._loop.create_task(self._watch_state())
+        beside = [self._loop.create_task(each) for each in (self._read(), self._watch_state())]
         await self._is_over.wait()
-        watching.cancel()
+        for task in beside:
+            task.cancel()
         tasks = [each.task for each in self._open.values() if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=END_S)
         self._flush()
 
-    def _read(self) -> None:
+    async def _read(self) -> None:
+        reader = asyncio.StreamReader()
+        if os.name == "nt":  # its event loop cannot read such pipes
+            threading.Thread(target=self._feed, args=(reader,), daemon=True).start()
+        else:
+            protocol = asyncio.StreamReaderProtocol(reader)
+            await self._loop.connect_read_pipe(lambda: protocol, self._requests)
         try:
             while True:
-                message = CODEC.decode(read_frame(self._requests))
-                self._from_thread(self._handle, message)
+                self._handle(CODEC.decode(await aread_frame(reader)))
         except (EOFError, OSError, WireError, MemoryError):
-            self._from_thread(self._is_over.set)
+            self._is_over.set()
+
+    def _feed(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while content := self._requests.read(PIECE_BYTES):
+                self._from_thread(reader.feed_data, content)
+        self._from_thread(reader.feed_eof)
 
     def _from_thread(self, work: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -171,7 +188,7 @@ class ChildServer:
         number, request = message.number, self._open[message.number]
 
         def admit(demand: Demand) -> None:
-            self._from_thread(self._send, Demanded(number, demand))
+            self._write(frame_parts(CODEC.encode(Demanded(number, demand))))
             if not request.decision.result():
                 raise RequestError("the request was not admitted")
 
@@ -190,19 +207,18 @@ class ChildServer:
         self._state = None  # the caller counts this request itself until the next state
         is_first = True
         while chunks := await stream.next_chunks():
-            usage = stream.usage
-            is_told = is_first or len(stream.reasons) == stream.num_choices
+            is_last = len(stream.reasons) == stream.num_choices
+            if is_first or is_last or not all(map(_is_light, chunks)):
+                self._add(Entry(number, tuple(chunks), stream.usage, stream.timings))
+            else:
+                num_reasoning = stream.usage.reasoning_tokens
+                for each in chunks:
+                    self._add(
+                        TokenEntry(number, each.index, each.deltas, each.samples, num_reasoning)
+                    )
             is_first = False
-            self._add(
-                Entry(
-                    number,
-                    tuple(chunks),
-                    usage.cached_tokens,
-                    usage.reasoning_tokens,
-                    usage if is_told else None,
-                    stream.timings if is_told else None,
-                )
-            )
+            if (wait_s := self._flushed_s + NEWS_S - self._loop.time()) > 0:
+                await asyncio.sleep(wait_s)  # the chunks of this time are read together
             if not request.may_flow.is_set():
                 await request.may_flow.wait()
 
@@ -226,18 +242,34 @@ class ChildServer:
 
     # What is sent.
 
-    def _add(self, entry: Entry) -> None:
-        """Send an entry with the others of this turn of the event loop."""
+    def _add(self, entry: TokenEntry | Entry) -> None:
+        """Send an entry with the others of this turn, or of the next :data:`NEWS_S`."""
         self._entries.append(entry)
         if not self._is_flushing:
             self._is_flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_at(self._flushed_s + NEWS_S, self._flush)
 
     def _flush(self) -> None:
         self._is_flushing = False
-        if self._entries:
-            entries, self._entries = self._entries, []
-            self._write(News(tuple(entries)))
+        self._flushed_s = self._loop.time()
+        self._write(self._packed_entries())
+
+    def _send(self, message: object) -> None:
+        """Send a message at once, after all entries so far."""
+        self._write(self._packed_entries() + frame_parts(CODEC.encode(message)))
+
+    def _packed_entries(self) -> list[Buffer]:
+        entries, self._entries = self._entries, []
+        return frame_parts(CODEC.encode(News(tuple(entries)))) if entries else []
+
+    def _write(self, parts: Iterable[Buffer]) -> None:
+        """Write whole frames; may be called in any thread."""
+        try:
+            with self._writing:
+                self._answers.writelines(parts)
+                self._answers.flush()
+        except OSError:  # the caller is gone
+            self._from_thread(self._is_over.set)
 
     def _refuse(self, number: int, error: VlmkitError) -> None:
         request = self._open[number]
@@ -246,17 +278,6 @@ class ChildServer:
             self._send(Refused(number, error))
         else:
             self._send(Refused(number, error, stream.usage, stream.timings))
-
-    def _send(self, message: object) -> None:
-        """Send a message after all entries so far."""
-        self._flush()
-        self._write(message)
-
-    def _write(self, message: object) -> None:
-        try:
-            write_frame(self._answers, CODEC.encode(message))
-        except OSError:  # the caller is gone
-            self._is_over.set()
 
     async def _watch_state(self) -> None:
         while True:
@@ -267,9 +288,14 @@ class ChildServer:
         state = State(self._runner.stats(), self._runner.is_full)
         if state != self._state:
             self._state = state
-            self._write(state)
+            self._send(state)
         if self._steps is not None and (steps := self._steps.take()):
-            self._write(Steps(steps))
+            self._send(Steps(steps))
+
+
+def _is_light(chunk: Chunk) -> bool:
+    """Whether a chunk has text and tokens alone."""
+    return chunk.finish_reason is None and chunk.embedding is None and not chunk.places
 
 
 def _tell(request: _OpenRequest, message: Proceed | Abort | Flow) -> None:
