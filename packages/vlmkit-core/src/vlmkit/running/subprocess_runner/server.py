@@ -108,7 +108,7 @@ class ChildServer:
         self._answers = answers
         self._steps = steps
         self._open: dict[int, _OpenRequest] = {}
-        self._entries: list[Entry] = []
+        self._entries: list[TokenEntry | Entry] = []
         self._is_flushing = False
         self._flushed_s = 0.0
         self._writing = threading.Lock()
