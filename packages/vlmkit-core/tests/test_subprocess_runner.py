@@ -39,6 +39,7 @@ from vlmkit.settings.subprocess import SubprocessSettings
 from vlmkit.types.media import MediaPart
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.request import Request
+from vlmkit.types.sampling import SamplingParams
 from vlmkit.wire.frames import Frame
 from vlmkit_testing import RunnerContract
 
@@ -441,3 +442,29 @@ def test_a_secret_of_the_environment_does_not_reach_the_child(monkeypatch):
 def test_a_number_of_restarts_below_zero_is_refused():
     with pytest.raises((ConfigError, PluginError), match="max_restarts"):
         load(max_restarts=-1)
+
+
+WRONG_VALUES: list[dict[str, Any]] = [
+    {"params": SamplingParams(max_tokens="x")},  # type: ignore[arg-type]
+    {"params": SamplingParams(logit_bias=3)},  # type: ignore[arg-type]
+    {"tenant": 5},
+    {"fields": {"a": object()}},
+    {"cache_salt": b"x"},
+    {"continuations": [3]},
+    {"tools": [{"a": object()}]},
+    {"messages": [Message.of("user", "hello", [picture(1, 1) for _ in range(4097)])]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=lambda wrong: next(iter(wrong)))
+def test_a_value_that_cannot_be_sent_fails_its_own_request(wrong: dict[str, Any]) -> None:
+    with load(max_restarts=0) as model:
+        other = model.runner.submit(
+            Request(messages=[Message.of("user", script(text="x", tokens=20, latency_s=0.01))])
+        )
+        with pytest.raises(VlmkitError):
+            model.runner.submit(
+                Request(**({"messages": [Message.of("user", "hello")]} | wrong))
+            ).result()
+        assert other.result().text == "x" * 20
+        assert model.runner.is_ready

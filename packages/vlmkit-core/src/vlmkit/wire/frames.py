@@ -11,7 +11,7 @@ stream is then meaningless: close the connection.
 
 import asyncio
 import struct
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence as Seq
 from typing import NamedTuple, Protocol, TypeAlias
 
 from vlmkit.errors import WireError
@@ -138,6 +138,16 @@ def frame_parts(frame: Frame) -> list[Buffer]:
     return [b"".join((header, lengths, frame.head)), *frame.buffers]
 
 
+def check_limits(frame: Frame, limits: FrameLimits = DEFAULT_LIMITS) -> None:
+    """Check that a reader with some limits accepts the lengths of a frame.
+
+    Raises:
+        WireError: it does not.
+    """
+    _check_head(len(frame.buffers), len(frame.head), limits)
+    _check_buffers((memoryview(buffer).nbytes for buffer in frame.buffers), limits)
+
+
 def _lengths(header: Buffer, limits: FrameLimits) -> tuple[int, int]:
     """Return the number of buffers and the length of the head, which a header states.
 
@@ -152,11 +162,15 @@ def _lengths(header: Buffer, limits: FrameLimits) -> tuple[int, int]:
             f"a frame has protocol version {version}, and this program {PROTOCOL_VERSION}",
             hint="install the same version of vlmkit-core at both ends",
         )
+    _check_head(num_buffers, head_bytes, limits)
+    return num_buffers, head_bytes
+
+
+def _check_head(num_buffers: int, head_bytes: int, limits: FrameLimits) -> None:
     if head_bytes > limits.max_head_bytes:
         raise WireError(f"a frame's head is over the limit of {limits.max_head_bytes} bytes")
     if num_buffers > limits.max_buffers:
         raise WireError(f"a frame has over {limits.max_buffers} buffers")
-    return num_buffers, head_bytes
 
 
 def _sizes(content: Buffer, limits: FrameLimits) -> Seq[int]:
@@ -166,9 +180,13 @@ def _sizes(content: Buffer, limits: FrameLimits) -> Seq[int]:
         WireError: they are over the limit together.
     """
     sizes = struct.unpack(f">{memoryview(content).nbytes // _LENGTH_BYTES}Q", content)
+    _check_buffers(sizes, limits)
+    return sizes
+
+
+def _check_buffers(sizes: Iterable[int], limits: FrameLimits) -> None:
     if sum(sizes) > limits.max_buffer_bytes:
         raise WireError(f"a frame's buffers are over {limits.max_buffer_bytes} bytes")
-    return sizes
 
 
 def _exactly(file: BinaryReader, num_bytes: int) -> bytearray:

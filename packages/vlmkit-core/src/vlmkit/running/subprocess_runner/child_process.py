@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 from vlmkit.errors import EngineError, VlmkitError, WireError
 from vlmkit.running.prompting.renderers.process import NOT_SECRET, SECRET
 from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
-from vlmkit.wire.frames import Frame, FrameLimits, read_frame, write_frame
+from vlmkit.wire.buffers import NotSerializable
+from vlmkit.wire.frames import Frame, FrameLimits, check_limits, read_frame, write_frame
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +137,27 @@ class ChildProcess:
 
         Messages of one thread arrive in their order. May be called while the garbage collector
         runs, also within another call.
+        """
+        self._send(CODEC.encode(message))
+
+    def send_values(self, message: object) -> None:
+        """Send a message with values of a caller.
+
+        The process ends at a frame that it refuses, with all of its requests. So such a frame is
+        refused here.
 
         Raises:
             NotSerializable: it holds a value that cannot be sent.
         """
         frame = CODEC.encode(message)
+        try:
+            check_limits(frame)
+            CODEC.decode(frame)
+        except WireError as error:
+            raise NotSerializable("a value of a wrong type or size") from error
+        self._send(frame)
+
+    def _send(self, frame: Frame) -> None:
         if not self._has_written(frame):
             self._pending.append(frame)
             self._has_pending.put(True)

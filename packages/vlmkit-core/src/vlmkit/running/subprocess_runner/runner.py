@@ -156,7 +156,7 @@ class SubprocessRunner:
             opened = OpenRequest(next(self._numbers), request, admit, child, self._who)
             self._requests[opened.number] = opened
         try:
-            child.send(Submit(opened.number, request, admit is not None))
+            child.send_values(Submit(opened.number, request, admit is not None))
         except NotSerializable as error:
             with self._lock:
                 self._requests.pop(opened.number, None)
@@ -230,7 +230,7 @@ class SubprocessRunner:
             number = next(self._numbers)
             self._calls[number] = answer
         try:
-            child.send(message_of(number))
+            child.send_values(message_of(number))
         except NotSerializable as error:
             with self._lock:
                 self._calls.pop(number, None)
