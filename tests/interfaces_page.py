@@ -54,6 +54,7 @@ OF_KINDS = {
         "vlmkit_server.interfaces.model_info",
         "vlmkit_server.conversation.exchange",
         "vlmkit_server.conversation.host",
+        "vlmkit_server.exchange.streaming",
     ),
     "tool_source": ("vlmkit_server.interfaces.tool_source",),
     "monitor": ("vlmkit_server.interfaces.monitor",),

@@ -14,6 +14,7 @@ OF_THE_SERVER = (
     "vlmkit_server.settings.",
     "vlmkit_server.conversation.exchange.",
     "vlmkit_server.conversation.host.",
+    "vlmkit_server.exchange.streaming.",
     "vlmkit_server.http.errors.",
     "vlmkit_server.wire.answer_forms.",
     "vlmkit_server.wire.body.",

@@ -12,7 +12,6 @@ from typing import Any, Protocol, SupportsIndex
 from vlmkit.errors import PluginError
 from vlmkit.kit.one_line import named
 
-HINT = "vlmkit.interfaces says what each of its members does"
 RETURN_IT = "its build function must return the component"
 
 GENERAL: dict[Any, Any] = {int: SupportsIndex, frozenset: AbstractSet}
@@ -55,7 +54,10 @@ def check_output(built: object, makes: Any, who: str) -> None:
             )
         return
     if problem := _problem(built, makes):
-        raise PluginError(f"{who} was built as {type(built).__name__!r}, {problem}", hint=HINT)
+        raise PluginError(
+            f"{who} was built as {type(built).__name__!r}, {problem}",
+            hint=f"{makes.__module__} says what each of its members does",
+        )
 
 
 def _problem(built: object, protocol: type) -> str:
