@@ -189,7 +189,18 @@ class ReturnsNothing(SdpaAttention):
         return None
 
 
+class Halves(SdpaAttention):
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        return 0.5 * super().attend(call)
+
+
 WHO = "torch attention 'guest' from 'vlmkit-guest'"
+
+
+def test_a_backend_that_computes_something_else_is_named_at_load(made: Callable[..., Any]) -> None:
+    with pytest.raises(CheckpointError, match=f"^{WHO} or the model is at fault: ") as error:
+        made("llama", Halves)
+    assert 'engine.attention = "sdpa"' in error.value.hint
 
 
 @pytest.mark.parametrize(

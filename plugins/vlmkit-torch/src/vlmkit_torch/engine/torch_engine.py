@@ -197,10 +197,16 @@ class TorchEngine:
         self._runner.move(sequence, offset)
 
     @property
+    def foreign_backend(self) -> str | None:
+        """Describes the attention backend if it is of another plugin; None otherwise."""
+        backend = self._context.backend
+        return backend.who if isinstance(backend, CheckedBackend) else None
+
+    @property
     def trial_name(self) -> str | None:
         """Device, precision and backend; see :class:`vlmkit.interfaces.engine.VisionSelfCheck`."""
-        model, backend = self._views.model, self._context.backend
-        who = f" {backend.who}" if isinstance(backend, CheckedBackend) else ""
+        model, backend = self._views.model, self.foreign_backend
+        who = "" if backend is None else f" {backend}"
         return f"{model.device} {model.dtype}{who}" if self._is_checked else None
 
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
@@ -295,7 +301,7 @@ def _checked_engine(
     engine = TorchEngine(loaded, views, settings, choice)
     if expected is not None:
         with exact_activations(loaded.model):
-            text_check.check(engine, views, expected)
+            text_check.check(engine, views, expected, engine.foreign_backend)
         selfcheck_records.write(note)
     if settings.packed_weights and packing.is_faster(loaded):
         engine.enable_packing(files)

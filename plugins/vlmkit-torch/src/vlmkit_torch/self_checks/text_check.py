@@ -76,8 +76,16 @@ def reference(views: Views, device: torch.device) -> torch.Tensor:
     return views.head(hidden[0])
 
 
-def check(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
+def check(
+    engine: CheckedEngine, views: Views, expected: torch.Tensor, backend: str | None = None
+) -> None:
     """Compute the same tokens in chunks through the engine, and compare.
+
+    Args:
+        engine: the engine.
+        views: its model.
+        expected: the result of :func:`reference`.
+        backend: describes the attention backend of another plugin, for errors.
 
     Raises:
         CheckpointError: the answers differ by more than rounding.
@@ -103,10 +111,15 @@ def check(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
     difference = (found - wanted).abs().max().item()
     largest = wanted.abs().max().item()
     if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * max(largest, 1e-6):
+        subject, hint = "", "report the model type; engine.self_check = false runs it all the same"
+        if backend is not None:
+            subject = f"{backend} or the model is at fault: "
+            hint = 'engine.attention = "sdpa" shows which: it takes the backend of vlmkit-torch'
         raise CheckpointError(
-            "paged computation of this model, beside another sequence, differs from the plain one "
-            f"by {difference:.2g} where logits reach {largest:.2g}; it would answer wrong",
-            hint="report the model type; engine.self_check = false runs it all the same",
+            f"{subject}paged computation of this model, beside another sequence, differs from the "
+            f"plain one by {difference:.2g} where logits reach {largest:.2g}; it would answer "
+            "wrong",
+            hint=hint,
         )
 
 
