@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -155,3 +156,15 @@ def test_the_reader_of_the_page_keeps_its_contract(tmp_path: Path) -> None:
 
     run_contract(Contract())
     assert page["cannot_serve"](Checkpoint("m", tmp_path)) is None
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_a_new_plugin_loads_without_vlmkit_torch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = project.write(KINDS[name], tmp_path / name, NAMES[name])
+    for module in [each for each in sys.modules if each.startswith("vlmkit_torch.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "vlmkit_torch", None)
+    (module_file,) = (made.folder / "src").glob("*/plugin.py")
+    assert runpy.run_path(str(module_file))["VLMKIT_API"] == (1, 0)
