@@ -87,5 +87,6 @@ class CheckedBackend:
                 raise
             log.exception("%s failed in %r", self.who, method)
             raise EngineError(
-                f"{self.who} raised {type(error).__name__} in {method!r}", hint="the log shows where, as does `vlmkit --debug ...`"
+                f"{self.who} raised {type(error).__name__} in {method!r}",
+                hint="the log shows where, as does `vlmkit --debug ...`",
             ) from error

@@ -62,7 +62,10 @@ def device_error(
         return None
     if is_alive(device):
         log.error("device %r failed", str(device), exc_info=error)
-        return EngineError(f"device {str(device)!r} failed at {doing}", hint="the log shows where, as does `vlmkit --debug ...`")
+        return EngineError(
+            f"device {str(device)!r} failed at {doing}",
+            hint="the log shows where, as does `vlmkit --debug ...`",
+        )
     log.critical("device %r failed for good; start the process again", str(device), exc_info=error)
     return EngineError(
         f"device {str(device)!r} failed and computes nothing any more",

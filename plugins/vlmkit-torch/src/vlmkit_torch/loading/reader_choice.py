@@ -58,7 +58,8 @@ class Reader:
                 raise
             log.exception("%s failed in %s", self.who, what)
             raise CheckpointError(
-                f"{self.who} raised {type(error).__name__} in {what!r}", hint="the log shows where, as does `vlmkit --debug ...`"
+                f"{self.who} raised {type(error).__name__} in {what!r}",
+                hint="the log shows where, as does `vlmkit --debug ...`",
             ) from error
 
 
