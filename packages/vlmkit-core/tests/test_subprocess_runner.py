@@ -468,3 +468,16 @@ def test_a_value_that_cannot_be_sent_fails_its_own_request(wrong: dict[str, Any]
             ).result()
         assert other.result().text == "x" * 20
         assert model.runner.is_ready
+
+
+def test_a_request_whose_reader_is_behind_ends_when_the_runner_closes() -> None:
+    with load() as model:
+        endless = script(text="x", tokens=30_000)
+        stream: Any = model.runner.submit(
+            Request(
+                messages=[Message.of("user", endless)], params=SamplingParams(max_tokens=30_000)
+            )
+        )
+        wait_until(lambda: stream._channel.is_behind)
+        model.close()
+        assert stream.result().choices[0].finish_reason == "abort"

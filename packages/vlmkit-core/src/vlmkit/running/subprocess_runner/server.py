@@ -123,6 +123,8 @@ class ChildServer:
         await self._is_over.wait()
         for task in beside:
             task.cancel()
+        for request in self._open.values():
+            request.may_flow.set()  # its caller reads no more, and gets the last chunks at once
         tasks = [each.task for each in self._open.values() if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=END_S)
