@@ -63,6 +63,12 @@ def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
     assert received.count(b"connection: close") == 1
 
 
+def test_a_pipelined_request_that_waits_for_100_continue_is_answered_when_more_follow(server):
+    waiting = pipelined_requests(400).replace(b"\r\nhost:", b"\r\nexpect: 100-continue\r\nhost:")
+    received = exchange(server, waiting)
+    assert ids_and_statuses(received) == ([f"r{n}" for n in range(16)], {b"100", b"200"})
+
+
 @pytest.mark.parametrize("wrong", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200])
 def test_invalid_bytes_after_pipelined_requests_do_not_replace_an_answer(server, wrong):
     assert ids_and_statuses(exchange(server, pipelined_requests(3) + wrong)) == (

@@ -242,6 +242,10 @@ class _LastAnswer(asyncio.Transport):
         """Write a part of the response."""
         self._transport.write(data)
 
+    def is_closing(self) -> bool:
+        """Tell whether the connection is closed or about to be."""
+        return self._transport.is_closing()
+
 
 def _refusal(status: int) -> bytes:
     """Return the head of a response without a body, except the last line."""
