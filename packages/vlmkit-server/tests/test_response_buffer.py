@@ -33,6 +33,16 @@ def test_an_answer_over_the_whole_budget_is_refused_with_its_field():
         assert eventually(lambda: quota(server).num_held == 0)
 
 
+def test_answers_of_one_body_over_the_whole_budget_are_refused_for_good():
+    body = {"model": "mock", "prompt": [SLOW] * 8, "max_tokens": 64, "logprobs": 5}
+    with running(max_logprob_bytes=300_000) as server:
+        refused = server.post(body, "/v1/completions")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (400, "answer_too_large")
+        assert server.post(body | {"prompt": [SLOW] * 2}, "/v1/completions").status_code == 200
+        assert eventually(lambda: quota(server).num_held == 0)
+
+
 def test_an_answer_over_the_remaining_budget_gets_retry_after():
     with running(max_logprob_bytes=1_000_000) as server:
         first = server.connect(chat_with_logprobs(SLOW, max_tokens=400))

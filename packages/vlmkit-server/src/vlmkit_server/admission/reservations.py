@@ -13,6 +13,7 @@ from functools import partial
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
+from vlmkit.running.scheduling.fair_share import RESERVE_DIVISOR
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_server.http.errors import Unavailable
@@ -44,6 +45,7 @@ class Reservations:
         self._lock = threading.Lock()
         self._reservations: list[Reservation] = []
         self._permits: list[Permit] = []
+        self._num_logprob_bytes = 0
         self._is_over = False
 
     async def submit(self, runner: Runner, request: Request, proceed: Admit) -> AnswerStream:
@@ -109,22 +111,23 @@ class Reservations:
             return 0
         if not (params.logprobs or params.top_logprobs):
             return 0
-        num_tokens = demand.prompt_tokens if request.task == "score" else demand.answer_tokens
+        num_tokens = _num_scored(request, demand)
         num_bytes = num_tokens * (TOKEN_BYTES + LOGPROB_BYTES * params.top_logprobs)
         if num_bytes > self._logprob_bytes.limit:
-            raise RequestError(
-                f"the log-probabilities of up to {num_tokens} tokens in one answer would take "
-                f"{num_bytes} bytes, over server.max_logprob_bytes",
-                param="max_tokens",
-                code="answer_too_large",
-                hint="ask for fewer tokens, answers or top_logprobs, or for a stream",
-            )
+            raise _too_large(f"of up to {num_tokens} tokens in one answer", num_bytes)
         return num_bytes
 
     def _reserve_memory(self, num_bytes: int) -> None:
         self._check_open()
-        if self._logprob_bytes is not None:
-            self._permits.append(self._logprob_bytes.acquire(self._account, num_bytes))
+        if self._logprob_bytes is None:
+            return
+        total, most = self._num_logprob_bytes + num_bytes, self._logprob_bytes.limit
+        if self._permits:  # only the first may take what is reserved for other callers
+            most -= most // RESERVE_DIVISOR
+        if total > most:  # trying again would not help
+            raise _too_large("of all answers together", total)
+        self._permits.append(self._logprob_bytes.acquire(self._account, num_bytes))
+        self._num_logprob_bytes = total
 
     def _in_loop(self, work: Callable[[], None]) -> None:
         """Run a function in the event loop's thread, and wait for it; called in any thread."""
@@ -141,6 +144,27 @@ class Reservations:
             done.result(LOOP_TIMEOUT_S)
         except (RuntimeError, TimeoutError) as error:  # the loop has ended, or is blocked
             raise Unavailable("the server is shutting down", code="server_draining") from error
+
+
+def _num_scored(request: Request, demand: Demand) -> int:
+    """Return the most tokens that have log-probabilities; a text has at most a token a byte."""
+    if request.task != "score":
+        return demand.answer_tokens
+    if not request.continuations:
+        return demand.prompt_tokens
+    return sum(
+        len(said.encode(errors="replace")) + 1 if isinstance(said, str) else len(said)
+        for said in request.continuations
+    )
+
+
+def _too_large(what: str, num_bytes: int) -> RequestError:
+    return RequestError(
+        f"the log-probabilities {what} would take {num_bytes} bytes, over server.max_logprob_bytes",
+        param="max_tokens",
+        code="answer_too_large",
+        hint="ask for fewer tokens, answers or top_logprobs, or for a stream",
+    )
 
 
 def _do(work: Callable[[], None], done: "Future[None]") -> None:
