@@ -162,6 +162,13 @@ def test_a_body_at_its_structural_limits_does_not_block_the_event_loop(server):
     assert post_beside_other_client(server, ids, "/detokenize").json()["prompt"] == "A" * 1_900_000
 
 
+def test_a_query_that_a_thousand_prompts_repeat_does_not_block_the_event_loop(server):
+    query = {"content": [{"type": "text", "text": "a"}] * 1000}
+    body = {"model": "mock", "query": query, "documents": ["b"] * 1000, "score_method": "yes_no"}
+    answer = post_beside_other_client(server, body, "/v1/rerank")
+    assert (answer.status_code, len(answer.json()["results"])) == (200, 1000)
+
+
 @pytest.mark.parametrize("number", ["2.2250738585072011e-308", "9" * 4000, "0." + "9" * 4000])
 def test_slow_to_parse_numbers_are_refused_before_parsing(server, number):
     many = ",".join([number] * (4_000_000 // len(number)))

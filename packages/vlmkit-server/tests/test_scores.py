@@ -221,6 +221,38 @@ def test_too_many_characters_in_all_are_refused_before_anything_is_computed(monk
         assert (error["param"], requests) == ("documents[1]", [])
 
 
+def test_a_query_counts_for_the_characters_of_each_prompt_that_repeats_it(monkeypatch):
+    body = {"query": "x" * 20, "documents": ["y" * 9, "z" * 9, "w" * 9]}
+    with running({"mock": mock_pipeline()}, max_text_chars=70) as server:
+        assert len(rank(server, **body)["results"]) == 3
+        with recorded_requests(server, monkeypatch) as requests:
+            error = refused(server, "/v1/rerank", score_method="yes_no", **body)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "query")
+        assert requests == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"query": "x", "documents": [{"image": image_url(9, 9)}] * 4},
+        {"query": {"image": image_url(9, 9)}, "documents": ["x"] * 4, "score_method": "yes_no"},
+    ],
+    ids=["documents", "query"],
+)
+def test_the_images_of_all_prompts_have_the_pixels_of_one_request(fields):
+    with running({"mock": mock_pipeline()}, max_request_pixels=4 * 81) as server:
+        assert len(rank(server, **fields)["results"]) == 4
+    with running({"mock": mock_pipeline()}, max_request_pixels=4 * 81 - 1) as server:
+        error = refused(server, "/v1/rerank", **fields)
+        assert (error["code"], error["param"]) == ("image_too_large", "documents[3]")
+
+
+def test_documents_of_any_length_need_no_memory_for_log_probabilities():
+    with running({"mock": mock_pipeline()}, max_logprob_bytes=40_000) as server:
+        body = {"documents": ["a long document " * 40] * 8, "score_method": "yes_no"}
+        assert len(rank(server, **body)["results"]) == 8
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -91,6 +91,10 @@ class Media:
         self._fetcher = fetcher
         self._storage = storage
 
+    def budget(self) -> ImageBudget:
+        """Return the pixels that the images of one request may have."""
+        return ImageBudget(self._settings.max_request_pixels)
+
     async def open_urls(
         self, sources: Sequence[NamedSource], facts: RunnerFacts, account: str
     ) -> list[OpenedImage]:
@@ -116,6 +120,7 @@ class Media:
         caller: Caller,
         *,
         light: bool = False,
+        budget: ImageBudget | None = None,
     ) -> list[ImagePart | FilePart]:
         """Return the message part of each image, which is a file part if a media loader decodes it.
 
@@ -126,13 +131,14 @@ class Media:
             facts: describes the model and its limits.
             caller: the caller, whose uploaded files may be named.
             light: whether the prompt needs only the sizes of images.
+            budget: the pixels that remain; None for those of a whole request.
 
         Raises:
             RequestError: an image cannot be opened; the error names the path of the first one.
         """
         sources = [(image.path, await self._source(image, caller.owner)) for image in images]
         open_source = self._open_header if light else self._open_part
-        parts = await self._open_all(sources, facts, caller.account, open_source)
+        parts = await self._open_all(sources, facts, caller.account, open_source, budget)
         return [
             replace(part, options=image.options) for part, image in zip(parts, images, strict=True)
         ]
@@ -227,8 +233,9 @@ class Media:
         facts: RunnerFacts,
         account: str,
         open_source: OpenSource,
+        budget: ImageBudget | None = None,
     ) -> list[ImagePart | FilePart]:
-        budget = ImageBudget(self._settings.max_request_pixels)
+        budget = self.budget() if budget is None else budget
 
         async def open_named(named: NamedSource) -> ImagePart | FilePart:
             path, source = named

@@ -17,7 +17,7 @@ from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPa
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.conversation.media import Media, check_num_images
+from vlmkit_server.conversation.media import ImageBudget, Media, check_num_images
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.http.caller import ANONYMOUS, Caller
 from vlmkit_server.interfaces.conversation import (
@@ -124,6 +124,7 @@ class RequestBuilder:
         caller: Caller = ANONYMOUS,
         *,
         light: bool = False,
+        budget: ImageBudget | None = None,
     ) -> list[Message]:
         """Return messages with their images and files opened.
 
@@ -132,6 +133,7 @@ class RequestBuilder:
             facts: describes the model and its limits.
             caller: the caller, whose uploaded files the messages may name.
             light: whether to read only the sizes of images.
+            budget: the pixels that remain for a body of several prompts; None for one prompt.
 
         Raises:
             RequestError: a field is wrong; the error names it.
@@ -149,7 +151,9 @@ class RequestBuilder:
         opened_images: Sequence[ImagePart | FilePart] = ()
         opened_files: Sequence[FilePart] = ()
         if images:
-            opened_images = await self.media.open_images(images, facts, caller, light=light)
+            opened_images = await self.media.open_images(
+                images, facts, caller, light=light, budget=budget
+            )
         if files:
             opened_files = await self.media.open_files(files, facts, caller)
         opened = iter(opened_images), iter(opened_files)

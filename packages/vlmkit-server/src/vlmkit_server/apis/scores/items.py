@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 
 from vlmkit.errors import RequestError
 from vlmkit.types.base64_text import is_data_url
@@ -19,7 +21,7 @@ _FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Item:
     """A query or a document.
 
@@ -36,10 +38,30 @@ class Item:
         """The texts of its parts."""
         return [part.text for part in self.parts if isinstance(part, TextPart)]
 
+    @cached_property
+    def num_chars(self) -> int:
+        """The characters of its texts."""
+        return sum(map(len, self.texts))
+
+    @cached_property
+    def merged_parts(self) -> list[SentPart]:
+        """Its parts, adjacent texts as one; a query's are in the prompt of each document."""
+        return merged(self.parts)
+
     @property
     def is_text(self) -> bool:
         """Whether it has neither images nor files."""
         return all(isinstance(part, TextPart) for part in self.parts)
+
+
+def merged(parts: Sequence[SentPart]) -> list[SentPart]:
+    """Return parts with adjacent texts as one: templates write texts apart in different ways."""
+    found: list[SentPart] = []
+    for _, alike in groupby(parts, type):
+        run = list(alike)
+        texts = [part.text for part in run if isinstance(part, TextPart)]
+        found += [TextPart("".join(texts))] if texts else run
+    return found
 
 
 class ItemReader:

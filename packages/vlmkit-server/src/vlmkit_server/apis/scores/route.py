@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
 from vlmkit_server.apis.scores.items import Item, ItemReader, score_items
-from vlmkit_server.apis.scores.scoring import Scored, Scorer, check_size
+from vlmkit_server.apis.scores.scoring import Scored, Scorer, check_size, prompted_items
 from vlmkit_server.apis.scores.settings import ScoresSettings
 from vlmkit_server.apis.scores.wire import (
     RERANK,
@@ -147,7 +147,7 @@ class ScoresApi(OpenAiErrors):
         detail = Conversation(messages=(), detail_field=reader.detail_field)
         exchange.report_ignored(ignored_fields(detail, runner.facts))
         max_chars = exchange.service.settings.max_text_chars
-        check_size([*queries, *documents], max_chars, runner.facts)
+        check_size(prompted_items(method, queries, documents), max_chars, runner.facts)
         scorer = Scorer(exchange, runner, body.priority or 0)
         if method == "embedding":
             return await scorer.by_embedding(queries, documents)

@@ -6,9 +6,9 @@ probability of ``yes`` among the two.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from vlmkit.types.message import TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.apis.scores.items import Item
+from vlmkit_server.apis.scores.items import Item, merged
+from vlmkit_server.apis.scores.wire import ScoreMethod
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.exchange.named_errors import naming_fields
 from vlmkit_server.gather import in_order
@@ -42,7 +43,8 @@ class Scored:
 class Scorer:
     """Scores the pairs of one body; as many prompts run at once as the engine has sequences.
 
-    The images of a pair are opened when its turn comes.
+    The prompt of a pair is made, and its images are opened, when its turn comes. An image counts
+    for the pixels of the body as often as it is opened.
 
     Args:
         exchange: the HTTP request.
@@ -54,6 +56,7 @@ class Scorer:
         caller = exchange.caller
         self._exchange = exchange
         self._runner = runner
+        self._budget = exchange.builder.media.budget()
         self._common: dict[str, Any] = {
             "priority": priority + caller.priority,
             "tenant": caller.tenant,
@@ -93,11 +96,11 @@ class Scorer:
             RequestError: an item is wrong; the error names it.
             Unavailable: an answer was aborted.
         """
-        conversations = [
-            pair_conversation(query, document, system_prompt, instruction)
-            for query, document in zip(_each(queries, len(documents)), documents, strict=True)
-        ]
-        completions = await self._all(self._judged, conversations)
+
+        async def judged(pair: tuple[Item, Item]) -> Completion:
+            return await self._judged(pair_conversation(*pair, system_prompt, instruction))
+
+        completions = await self._all(judged, _pairs(queries, documents))
         return Scored([_probability(each) for each in completions], _num_tokens(completions))
 
     async def _all(self, work: Any, items: Sequence[Any]) -> list[Completion]:
@@ -130,7 +133,7 @@ class Scorer:
         with naming_fields(conversation.field_of):
             if "text" not in fields:
                 fields["messages"] = await builder.messages(
-                    conversation.messages, facts, self._exchange.caller
+                    conversation.messages, facts, self._exchange.caller, budget=self._budget
                 )
             stream = await self._runner.asubmit(Request(**fields, **self._common))
             completion = await stream.aresult()
@@ -139,7 +142,16 @@ class Scorer:
         return completion
 
 
-def check_size(items: Sequence[Item], max_chars: int, facts: RunnerFacts) -> None:
+def prompted_items(
+    method: ScoreMethod, queries: Sequence[Item], documents: Sequence[Item]
+) -> Iterable[Item]:
+    """Return the items of all prompts, in order; a pair's query is in a prompt of each document."""
+    if method == "embedding":
+        return [*queries, *documents]
+    return chain.from_iterable(_pairs(queries, documents))
+
+
+def check_size(items: Iterable[Item], max_chars: int, facts: RunnerFacts) -> None:
     """Refuse bodies that are far too long, before they cost time.
 
     Raises:
@@ -147,11 +159,11 @@ def check_size(items: Sequence[Item], max_chars: int, facts: RunnerFacts) -> Non
     """
     num_chars = 0
     for item in items:
-        num_chars += sum(map(len, item.texts))
+        num_chars += item.num_chars
         if num_chars > max_chars:
             raise PromptTooLong(
                 facts.limits.max_sequence_tokens,
-                f"the texts are over {max_chars} characters together",
+                f"the texts of all prompts are over {max_chars} characters together",
                 param=item.path,
             )
 
@@ -166,13 +178,13 @@ def pair_conversation(
     instructed = f"<Instruct>: {instruction}\n" if instruction else ""
     parts: list[SentPart] = [
         TextPart(f"{instructed}<Query>: "),
-        *query.parts,
+        *query.merged_parts,
         TextPart("\n<Document>: "),
-        *document.parts,
+        *document.merged_parts,
     ]
     messages = [
         SentMessage("system", [TextPart(system_prompt)], document.path),
-        SentMessage("user", _merged(parts), document.path),
+        SentMessage("user", merged(parts), document.path),
     ]
     return _conversation(messages, document.path)
 
@@ -183,16 +195,8 @@ def _conversation(messages: list[SentMessage], path: str) -> Conversation:
     return Conversation(messages=messages, names=names)
 
 
-def _merged(parts: Sequence[SentPart]) -> list[SentPart]:
-    """Return parts with adjacent texts as one: templates write texts apart in different ways."""
-    merged: list[SentPart] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            merged[-1] = TextPart(last.text + part.text)
-        else:
-            merged.append(part)
-    return merged
+def _pairs(queries: Sequence[Item], documents: Sequence[Item]) -> list[tuple[Item, Item]]:
+    return list(zip(_each(queries, len(documents)), documents, strict=True))
 
 
 def _each(items: Sequence[Any], num: int) -> Any:
