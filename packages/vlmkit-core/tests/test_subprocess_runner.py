@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,33 @@ def test_a_message_that_is_none_costs_the_child_and_not_this_process(model):
     model.runner._child._has_pending.put(True)
     wait_until(lambda: model.runner.is_ready and model.runner.pid != pid)
     assert model.generate("hello").text == "hello"
+
+
+class GivenUpLate(Future):
+    """The future of a call that is given up right after the runner has looked at it."""
+
+    def cancelled(self):
+        return False
+
+
+@pytest.mark.parametrize("token_id", [65, 10**6], ids=["result", "error"])
+def test_a_call_that_is_given_up_while_its_answer_arrives_does_not_end_the_child(
+    model, monkeypatch, token_id
+):
+    monkeypatch.setattr(runner_module, "Future", GivenUpLate)
+    pid = model.runner.pid
+
+    async def give_up():
+        call = asyncio.ensure_future(model.runner.adetokenize([token_id]))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+
+    asyncio.run(give_up())
+    monkeypatch.undo()
+    assert model.runner.detokenize([65]) == "A"
+    assert model.runner.pid == pid
 
 
 # What is left.

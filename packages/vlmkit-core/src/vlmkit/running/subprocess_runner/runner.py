@@ -13,7 +13,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence as Seq
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 
@@ -379,19 +380,22 @@ class SubprocessRunner:
             self._state = replace(self._state, is_full=True)
         if (opened := self._requests.pop(message.number, None)) is not None:
             opened.fail(message.error, wakeups, message)
-        if (answer := self._calls.pop(message.number, None)) is not None and not answer.cancelled():
-            answer.set_exception(message.error)
+        if (answer := self._calls.pop(message.number, None)) is not None:
+            _fail(answer, message.error)
 
     def _answered(self, message: Tokenized | Detokenized | Drained) -> None:
         answer = self._calls.pop(message.number, None)
-        if answer is None or answer.cancelled():
+        if answer is None:
             return
+        value: PromptTokens | str | bool
         if isinstance(message, Tokenized):
-            answer.set_result(message.tokens)
+            value = message.tokens
         elif isinstance(message, Detokenized):
-            answer.set_result(message.text)
+            value = message.text
         else:
-            answer.set_result(message.is_empty)
+            value = message.is_empty
+        with suppress(InvalidStateError):  # its caller has gone, perhaps just now
+            answer.set_result(value)
 
     def _ended(self, child: ChildProcess, wakeups: Wakeups) -> None:
         """Fail the requests of a child that ended, and start another one."""
@@ -409,8 +413,7 @@ class SubprocessRunner:
         for opened in requests.values():
             opened.fail(closing_error() if is_closing else self._lost(reason), wakeups)
         for answer in calls.values():
-            if not answer.cancelled():
-                answer.set_exception(closing_error() if is_closing else self._lost(reason))
+            _fail(answer, closing_error() if is_closing else self._lost(reason))
         wakeups.flush()
         if is_closing:
             return
@@ -452,3 +455,9 @@ class SubprocessRunner:
             listeners, self._listeners = self._listeners, []
         for tell in listeners:
             tell(failure)
+
+
+def _fail(answer: "Future[Any]", error: VlmkitError) -> None:
+    """Fail a call, unless its caller has gone."""
+    with suppress(InvalidStateError):
+        answer.set_exception(error)
