@@ -134,12 +134,12 @@ Constraint = JsonSchema | JsonObject | Regex | OneOf | Lark
 
 
 def check_constraint(constraint: object) -> None:
-    """Raise an error for a value that is neither a constraint nor None.
+    """Raise an error for a value that is no constraint.
 
     Raises:
         ConstraintError: the value is not a constraint.
     """
-    if constraint is not None and not isinstance(constraint, Constraint):
+    if not isinstance(constraint, Constraint):
         raise ConstraintError(
             "a constraint must be one of vlmkit.types.constraint",
             hint='for example OneOf(("yes", "no"))',

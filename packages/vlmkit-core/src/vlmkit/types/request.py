@@ -83,8 +83,7 @@ class Request:
             raise RequestError("priority must be a whole number", param="priority")
         if self.constraint is not None:
             check_constraint(self.constraint)
-        if self.tool_choice not in ("auto", "none"):
-            check_tool_choice(self.tool_choice, self.tools)
+        check_tool_choice(self.tool_choice, self.tools)
 
     @property
     def decoded_images(self) -> list[Image]:

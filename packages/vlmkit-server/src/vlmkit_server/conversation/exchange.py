@@ -224,8 +224,7 @@ class Exchange:
             self.report_unenforced_tools(conversation, runner.facts)
             scores = await self._scores(conversation, request, runner)
             source = await self.submit(conversation, request, runner, shows_calls=shows_calls)
-        paths = [medium.path for medium in conversation.media]
-        reader = naming_media(source, paths) if paths else source
+        reader = naming_media(source, [medium.path for medium in conversation.media])
         params = request.params or runner.facts.defaults
         extras, images_s = conversation.extras, self.images_s
         return Answer(head, runner, params, source, reader, extras, scores, images_s)
@@ -275,8 +274,7 @@ class Exchange:
         Raises:
             RequestError: a field is wrong; the error names it as a runner would.
         """
-        if ignored := ignored_fields(conversation, runner.facts):
-            self.report_ignored(ignored)
+        self.report_ignored(ignored_fields(conversation, runner.facts))
         request, self.images_s = await self.builder.request(
             conversation,
             runner.facts,
@@ -421,9 +419,8 @@ class Exchange:
         Raises:
             RequestError: the client or the operator rejects requests with ignored fields.
         """
-        if ignored:
-            self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
-            self._ignored |= ignored
+        self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
+        self._ignored |= ignored
 
     def report_unenforced_tools(self, conversation: Conversation, facts: RunnerFacts) -> None:
         """Report to the client and the operator that nothing enforces the schemas of tools."""

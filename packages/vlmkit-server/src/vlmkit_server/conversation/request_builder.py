@@ -188,12 +188,10 @@ class RequestBuilder:
                 facts.limits.max_sequence_tokens,
                 f"the text is over {self._settings.max_text_chars} characters",
             )
-        if num_images:
-            check_num_images(num_images, facts, "messages")
+        check_num_images(num_images, facts, "messages")
         # After an argument that is not JSON the count may be wrong, but then nothing is decoded.
-        if arguments:
-            content = ",".join(arguments).encode()
-            check_structure(content, "the arguments of tools' calls have", "messages")
+        content = ",".join(arguments).encode()
+        check_structure(content, "the arguments of tools' calls have", "messages")
 
 
 def ignored_fields(conversation: Conversation, facts: RunnerFacts) -> frozenset[str]:

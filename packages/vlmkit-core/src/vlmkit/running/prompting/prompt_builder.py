@@ -31,6 +31,7 @@ from vlmkit.types.message import (
     TextPart,
     image_parts_of,
     images_of,
+    parts_of,
 )
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -81,7 +82,7 @@ def is_short(request: Request) -> bool:
     if request.images:
         return False
     texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
-    for part in (part for message in request.messages for part in message.parts):
+    for part in parts_of(request.messages):
         if isinstance(part, TextPart | ReasoningPart):
             texts.append(part.text)
         elif isinstance(part, ToolCallPart):

@@ -31,6 +31,7 @@ from vlmkit.running.scheduling.decode_memory import (
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import FilePart
+from vlmkit.types.message import parts_of
 from vlmkit.types.request import Request
 
 T = TypeVar("T")
@@ -113,8 +114,7 @@ class RequestWorkers:
         )
         self._leases.add(lease)
         try:
-            if lease.num_bytes:
-                await lease.wait(self._timeout_s)
+            await lease.wait(self._timeout_s)
             run = partial(self._run, work, request, lease, num_bytes)
             future = workers.submit(lease.tenant, run)
         except RuntimeError as error:  # the workers are gone
@@ -162,10 +162,9 @@ class RequestWorkers:
         The cost of an image in a file is still unknown, and a renderer may open it, so the request
         leases all decode memory.
         """
-        num_bytes, max_bytes = 0, self._bounds.max_decoding_bytes
-        if images := request.decoded_images:
-            check_num_pixels(images, self._bounds.max_decoding_pixels)
-            num_bytes = memory_needed(images, max_bytes).num_bytes
+        images, max_bytes = request.decoded_images, self._bounds.max_decoding_bytes
+        check_num_pixels(images, self._bounds.max_decoding_pixels)
+        num_bytes = memory_needed(images, max_bytes).num_bytes
         if not request.options.light and any(is_image(file.data) for file in _files_of(request)):
             num_bytes = max(num_bytes, max_bytes)
         return num_bytes
@@ -192,8 +191,7 @@ def _tenant(request: Request) -> str:
 
 
 def _files_of(request: Request) -> list[FilePart]:
-    parts = (part for message in request.messages for part in message.parts)
-    return [part for part in parts if isinstance(part, FilePart)]
+    return [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
 
 
 def _drop_result(discard: Callable[[T], None], future: Future[T]) -> None:
