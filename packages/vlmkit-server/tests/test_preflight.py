@@ -359,3 +359,10 @@ def test_an_excluded_plugin_that_a_model_needs_is_named(config, capsys):
     assert code == 1
     assert "plugins.only excludes plugin 'demo' of vlmkit-demo" in said.err
     assert "add 'vlmkit-demo' to it" in said.err
+
+
+def test_a_wrong_selection_of_apis_is_reported_once(capsys, config):
+    selection = ("--set", 'plugins.only=["vlmkit-mock"]', "--set", 'apis.use=["ollama"]')
+    code, output = checked(capsys, config, *selection)
+    assert code != 0
+    assert output.err.count("no installed plugin provides api 'ollama'") == 1

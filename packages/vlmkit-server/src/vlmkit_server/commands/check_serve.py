@@ -27,11 +27,12 @@ def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -
 
     settings = layered.config.table("server", ServerSettings)
     found = setting_errors(layered, plugins)
+    if not found:  # otherwise, building the APIs would report the same again
+        found += _api_errors(layered.config, plugins)
     if has_all_plugins(layered, plugins):
         found += _model_errors(layered, plugins, models)
     else:
         click.echo("note: models are not checked before plugins.only is right", err=True)
-    found += _api_errors(layered.config, plugins)
     found += problems(settings, paths_of(layered.config, plugins), layered.unsound)
     output.errors(found)
     for warning in () if found else warnings(settings):
