@@ -13,6 +13,8 @@ not implement a limit: :class:`~vlmkit_server.http.quota.Quota` shares a resourc
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from vlmkit.errors import QueueFull
+from vlmkit_server.http.errors import Overloaded, RateLimited, TooLate
 from vlmkit_server.http.quota import Quota
 from vlmkit_server.settings.server import ServerSettings
 
@@ -34,7 +36,7 @@ class Limit(NamedTuple):
         settings: where the operator sets it.
         stage: when it is consulted.
         share: how callers share it.
-        code: the error's code; that of a connection is a status without a body.
+        code: the code of the error; a connection gets a status without a body.
         message: the error's message; empty if it depends on the request.
         retry: when a refused caller should try again.
         amount: the amount; None where another module counts.
@@ -75,7 +77,7 @@ REQUEST_RATE = Limit(
     "server.limits",
     "key",
     "each key or address",
-    "rate_limit_exceeded",
+    RateLimited.code,
     "",
     "its period",
 )
@@ -84,7 +86,7 @@ REQUESTS = Limit(
     "server.max_requests",
     "body",
     "fair",
-    "server_overloaded",
+    Overloaded.code,
     "too many requests are under way",
     "its drain rate",
     lambda settings: settings.max_requests,
@@ -94,7 +96,7 @@ BODY_BYTES = Limit(
     "server.max_pending_body_bytes",
     "body",
     "fair, evicting",
-    "server_overloaded",
+    Overloaded.code,
     "too many large requests are being read",
     "its drain rate",
     lambda settings: settings.max_pending_body_bytes,
@@ -104,7 +106,7 @@ WAITING_FOR_MODELS = Limit(
     "half of server.max_requests",
     "model",
     "first come",
-    "server_overloaded",
+    Overloaded.code,
     "too many requests wait for their models",
     "drain rate of requests",
     lambda settings: max(1, settings.max_requests // 2),
@@ -114,7 +116,7 @@ QUEUE = Limit(
     "scheduler.max_waiting",
     "prompt",
     "first come",
-    "queue_full",
+    QueueFull.code,
     "",
     "drain rate of requests",
 )
@@ -123,7 +125,7 @@ TOKEN_RATE = Limit(
     "server.limits",
     "prompt",
     "each key or address",
-    "rate_limit_exceeded",
+    RateLimited.code,
     "",
     "its period",
 )
@@ -132,7 +134,7 @@ LOGPROB_BYTES = Limit(
     "server.max_logprob_bytes",
     "prompt",
     "fair",
-    "server_overloaded",
+    Overloaded.code,
     "too many log-probabilities are asked for at once",
     "its drain rate",
     lambda settings: settings.max_logprob_bytes,
@@ -142,7 +144,7 @@ TIME = Limit(
     "server.request_timeout_s",
     "whole request",
     "each request",
-    "deadline_exceeded",
+    TooLate.code,
     "",
     "drain rate of requests",
 )

@@ -13,7 +13,6 @@ from functools import partial
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
-from vlmkit.running.scheduling.fair_share import RESERVE_DIVISOR
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_server.http.errors import Unavailable
@@ -121,10 +120,9 @@ class Reservations:
         self._check_open()
         if self._logprob_bytes is None:
             return
-        total, most = self._num_logprob_bytes + num_bytes, self._logprob_bytes.limit
-        if self._permits:  # only the first may take what is reserved for other callers
-            most -= most // RESERVE_DIVISOR
-        if total > most:  # trying again would not help
+        total = self._num_logprob_bytes + num_bytes
+        if self._permits and total > self._logprob_bytes.most_in_parts:
+            # Trying again would not help.
             raise _too_large("of all answers together", total)
         self._permits.append(self._logprob_bytes.acquire(self._account, num_bytes))
         self._num_logprob_bytes = total
@@ -153,8 +151,8 @@ def _num_scored(request: Request, demand: Demand) -> int:
     if not request.continuations:
         return demand.prompt_tokens
     return sum(
-        len(said.encode(errors="replace")) + 1 if isinstance(said, str) else len(said)
-        for said in request.continuations
+        len(scored.encode(errors="replace")) + 1 if isinstance(scored, str) else len(scored)
+        for scored in request.continuations
     )
 
 

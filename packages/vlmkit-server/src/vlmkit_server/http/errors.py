@@ -131,10 +131,10 @@ class Unavailable(VlmkitError):  # noqa: N818
 class TooLate(Unavailable):
     """A request exceeded its deadline."""
 
+    code = "deadline_exceeded"
+
     def __init__(self) -> None:
-        super().__init__(
-            "the request was not done in the time that it had", code="deadline_exceeded"
-        )
+        super().__init__("the request was not done in the time that it had", code=self.code)
 
 
 def waiting_s(known_s: float | None) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from vlmkit.running.scheduling.fair_share import may_acquire
+from vlmkit.running.scheduling.fair_share import RESERVE_DIVISOR, may_acquire
 from vlmkit_server.http.errors import Overloaded
 
 MAX_CHECKS = 256  # holders that are checked for eviction, for one newcomer
@@ -191,6 +191,11 @@ class Quota:
             num_callers=len(self._by_caller),
             is_reserved=is_reserved,
         )
+
+    @property
+    def most_in_parts(self) -> int:
+        """The most that a caller can ever acquire in several parts; the first may take it all."""
+        return self.limit - self.limit // RESERVE_DIVISOR
 
     def held_by(self, caller: str) -> int:
         """Return the amount that a caller holds."""

@@ -96,9 +96,8 @@ class SubprocessRunner:
         self._requests: dict[int, OpenRequest] = {}
         self._calls: dict[int, Future[Any]] = {}
         self._state = State(NO_STATS, is_full=False)
-        self._uncounted: dict[
-            int, OpenRequest
-        ] = {}  # accepted after that state, also if they ended
+        # Accepted after that state, also if they have ended.
+        self._uncounted: dict[int, OpenRequest] = {}
         self._past: Counter[str] = Counter()  # counters of children that ended
         self._failure: EngineFailed | None = None
         self._listeners: list[Callable[[BaseException], None]] = []

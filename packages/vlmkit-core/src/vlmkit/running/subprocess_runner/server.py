@@ -119,15 +119,15 @@ class ChildServer:
         self._loop = asyncio.get_running_loop()
         self._is_over = asyncio.Event()
         self._runner.on_failure(lambda _: self._from_thread(self._is_over.set))
-        beside = [self._loop.create_task(each) for each in (self._read(), self._watch_state())]
+        tasks = [self._loop.create_task(each) for each in (self._read(), self._watch_state())]
         await self._is_over.wait()
-        for task in beside:
+        for task in tasks:
             task.cancel()
         for request in self._open.values():
             request.may_flow.set()  # its caller reads no more, and gets the last chunks at once
-        tasks = [each.task for each in self._open.values() if each.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=END_S)
+        answers = [each.task for each in self._open.values() if each.task is not None]
+        if answers:
+            await asyncio.wait(answers, timeout=END_S)
         self._flush()
 
     async def _read(self) -> None:
