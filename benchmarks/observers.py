@@ -10,8 +10,7 @@ import argparse
 import time
 
 from vlmkit.interfaces.observer import Observer, RequestFacts
-from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.engine_loop.stream import Channel, Wakeups
 from vlmkit.running.observers.builtin import Counters
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.types.completion import Chunk

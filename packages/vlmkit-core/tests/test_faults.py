@@ -17,10 +17,9 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.model import Model
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.engine_loop.job import Job
-from vlmkit.running.engine_loop.stream import Stream
+from vlmkit.running.engine_loop.stream import Channel, Stream
 from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler

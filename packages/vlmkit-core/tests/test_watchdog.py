@@ -8,7 +8,7 @@ import pytest
 from mock_model import script, wait_until
 from vlmkit.errors import EngineFailed
 from vlmkit.model import Model
-from vlmkit.running.engine_loop.channel import Channel
+from vlmkit.running.engine_loop.stream import Channel
 from vlmkit.running.faults import watchdog
 from vlmkit.running.faults.watchdog import MonitoredTask, Watchdog, listed
 from vlmkit.running.pipeline.pipeline import Pipeline

@@ -18,7 +18,7 @@ class AnswerReader(Protocol):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Number of reasoning tokens so far, delimiters included; read from any thread."""
+        """Number of reasoning tokens so far, delimiters included; read after each call."""
         ...
 
     def push(self, token_id: int) -> tuple[Delta, ...]:

@@ -11,14 +11,13 @@ from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.drafting import Drafting
 from vlmkit.running.engine_loop.encoder_queue import EncoderQueue
 from vlmkit.running.engine_loop.fair_queue import FairQueue
 from vlmkit.running.engine_loop.job import Job
 from vlmkit.running.engine_loop.loop_stats import LoopStats
 from vlmkit.running.engine_loop.step_executor import Outcome
-from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.engine_loop.stream import Channel, Wakeups
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.faults.isolation import engine_error
 from vlmkit.types.completion import Chunk

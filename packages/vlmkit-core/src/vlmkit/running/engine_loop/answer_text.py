@@ -18,6 +18,7 @@ class AnswerText:
         shows_stop: whether the stop string is part of the text.
 
     Attributes:
+        num_reasoning_tokens: tokens of reasoning so far; may be read from any thread.
         stop_string: the stop string that ended the answer; None if none did.
     """
 
@@ -36,16 +37,13 @@ class AnswerText:
         self._shows_stop = shows_stop
         self._num_tokens = 0
         self._held = ""
+        self.num_reasoning_tokens = 0
         self.stop_string: str | None = None
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far; may be read from any thread."""
-        return self._reader.num_reasoning_tokens
 
     def push(self, token_id: int) -> tuple[Delta, ...]:
         """Take one token; return the deltas that are now safe to show."""
         deltas = self._reader.push(token_id)
+        self.num_reasoning_tokens = self._reader.num_reasoning_tokens
         if not self._stop:
             return deltas
         self._num_tokens += 1
@@ -56,6 +54,7 @@ class AnswerText:
         if self.stop_string is not None:
             return ()
         deltas = self._reader.finish()
+        self.num_reasoning_tokens = self._reader.num_reasoning_tokens
         if not self._stop:
             return deltas
         shown = self._cut(deltas)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.job import Job
+from vlmkit.running.engine_loop.stream import Channel
 from vlmkit.running.faults.engine_errors import closing_error, engine_failed
 
 M = TypeVar("M")
@@ -25,7 +25,12 @@ class InboxBatch(NamedTuple):
 
 
 class Inbox:
-    """A thread-safe queue to the loop, which empties it between steps."""
+    """A thread-safe queue to the loop, which empties it between steps.
+
+    Attributes:
+        failure: why the loop ended, if it failed.
+        changed: is notified of every change.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[list[Job]] = deque()
@@ -33,7 +38,7 @@ class Inbox:
         self._is_closing = False
         self._is_draining = False
         self._is_pending = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._watchers: list[Callable[[BaseException], None]] = []
         self.changed = threading.Condition()
 
@@ -46,11 +51,6 @@ class Inbox:
         """Return how many of those belong to one account."""
         return sum(len(jobs) for jobs in list(self._jobs) if jobs[0].channel.account == account)
 
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the loop ended, if it failed."""
-        return self._failure
-
     def put(self, jobs: list[Job], refuse: Callable[[list[Job]], None]) -> None:
         """Add the sequences of one request.
 
@@ -62,8 +62,8 @@ class Inbox:
             EngineError: the loop is closed or has failed.
         """
         with self.changed:
-            if self._failure is not None:
-                raise engine_failed(self._failure)
+            if self.failure is not None:
+                raise engine_failed(self.failure)
             if self._is_closing or self._is_draining:
                 raise closing_error()
             refuse(jobs)
@@ -97,10 +97,10 @@ class Inbox:
     def on_failure(self, notify: Callable[[BaseException], None]) -> None:
         """Call a function with the reason when the loop fails; at once if it has."""
         with self.changed:
-            if self._failure is None:
+            if self.failure is None:
                 self._watchers.append(notify)
                 return
-        notify(self._failure)
+        notify(self.failure)
 
     # The loop's side.
 
@@ -117,7 +117,7 @@ class Inbox:
         """
         with self.changed:
             self._is_pending = False
-            if self._is_closing or self._failure is not None:
+            if self._is_closing or self.failure is not None:
                 return None
             new = [job for jobs in _drained(self._jobs) for job in jobs]
             for job in new:
@@ -127,8 +127,8 @@ class Inbox:
     def fail(self, failure: BaseException) -> list[Callable[[BaseException], None]]:
         """Accept nothing more, for a reason; return the functions to call with it."""
         with self.changed:
-            if self._failure is None:
-                self._failure = failure
+            if self.failure is None:
+                self.failure = failure
             watchers, self._watchers = self._watchers, []
             self._notify()
             return watchers

@@ -13,9 +13,9 @@ from vlmkit.errors import EngineError
 from vlmkit.interfaces.prompt import Span
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.engine_loop.answer_text import AnswerText
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.grounding import AnswerGrounding
 from vlmkit.running.engine_loop.step_executor import Outcome
+from vlmkit.running.engine_loop.stream import Channel
 from vlmkit.types.completion import Chunk, FinishReason
 from vlmkit.types.delta import Delta
 from vlmkit.types.sampling import SamplingParams

@@ -15,7 +15,6 @@ from functools import partial
 
 from vlmkit.errors import EngineFailed, QueueFull, RequestError
 from vlmkit.kit import heap
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.encoder_queue import EncoderQueue
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.engine_loop.inbox import Inbox
@@ -23,7 +22,7 @@ from vlmkit.running.engine_loop.job import Job
 from vlmkit.running.engine_loop.loop_stats import LoopStats
 from vlmkit.running.engine_loop.loop_watch import watched_work
 from vlmkit.running.engine_loop.step_runner import LoopComponents, StepRunner
-from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.engine_loop.stream import Channel, Wakeups
 from vlmkit.running.faults.attribution import faulty_component
 from vlmkit.running.faults.engine_errors import engine_failed
 from vlmkit.running.faults.watchdog import Watchdog

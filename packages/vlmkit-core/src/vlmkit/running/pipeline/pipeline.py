@@ -27,12 +27,11 @@ from vlmkit.interfaces.runner import CONSTRAINT, Admit, RunnerFacts
 from vlmkit.interfaces.sampler import FOLLOWED, Sampler, SamplerClaims
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.constraints.compiled import Constraints, MakeCompiler
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.encoder_threads import max_concurrency_of
 from vlmkit.running.engine_loop.feature_cache import FeatureCache
 from vlmkit.running.engine_loop.loop import Loop
 from vlmkit.running.engine_loop.step_runner import LoopComponents
-from vlmkit.running.engine_loop.stream import Stream
+from vlmkit.running.engine_loop.stream import Channel, Stream
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.pipeline.answer_constraints import AnswerConstraints, SpecialTokens

@@ -22,9 +22,9 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.running.constraints.tool_calls import AnswerPlan, plan_answer
 from vlmkit.running.engine_loop.answer_text import AnswerText
-from vlmkit.running.engine_loop.channel import Channel
 from vlmkit.running.engine_loop.grounding import answer_grounding, check_grounding
 from vlmkit.running.engine_loop.job import AnswerJob, Job, PrefillJob
+from vlmkit.running.engine_loop.stream import Channel
 from vlmkit.running.faults.attribution import ComponentNames, attributing
 from vlmkit.running.pipeline.answer_constraints import AnswerConstraints
 from vlmkit.running.pipeline.cache_scopes import CacheScopes, FieldValues

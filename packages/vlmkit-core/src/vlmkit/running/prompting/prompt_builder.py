@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.interfaces.engine import EngineLimits
@@ -27,18 +25,12 @@ from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixel
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.message import (
     Message,
-    ReasoningPart,
-    TextPart,
     image_parts_of,
     images_of,
-    parts_of,
 )
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.stage import NO_STAGE, ImageTimings, Stage
-from vlmkit.types.tool_call import ToolCallPart
-
-MAX_SHORT_CHARS = 2**14  # are tokenized in milliseconds
 
 
 class BuiltPrompt(NamedTuple):
@@ -69,28 +61,6 @@ class BuiltPrompt(NamedTuple):
             fetch = parts[number].fetch if number < len(parts) else NO_STAGE
             decode = self.decodes.get(number, NO_STAGE)
             yield index, ImageTimings(fetch, decode, slot.preprocess)
-
-
-def is_constrained(request: Request) -> bool:
-    """Return whether a constraint must be compiled; tools that may be called need one."""
-    may_call = bool(request.tools) and request.tool_choice != "none"
-    return request.constraint is not None or may_call
-
-
-def is_short(request: Request) -> bool:
-    """Return whether a request is a short text, which is tokenized in milliseconds."""
-    if request.images:
-        return False
-    texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
-    for part in parts_of(request.messages):
-        if isinstance(part, TextPart | ReasoningPart):
-            texts.append(part.text)
-        elif isinstance(part, ToolCallPart):
-            texts.append(part.arguments)
-        else:
-            return False
-    num_chars = sum(map(len, texts)) + len(msgspec.json.encode(request.tools))
-    return num_chars < MAX_SHORT_CHARS
 
 
 class PromptBuilder(Protocol):

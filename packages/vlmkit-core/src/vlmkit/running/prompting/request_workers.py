@@ -18,10 +18,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from vlmkit.errors import RequestCancelled
 from vlmkit.image_files.file_type import is_image
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.prompting.prompt_builder import is_constrained, is_short
 from vlmkit.running.scheduling.decode_memory import (
     DecodeLease,
     DecodeMemoryLimiter,
@@ -31,11 +32,13 @@ from vlmkit.running.scheduling.decode_memory import (
 from vlmkit.running.scheduling.fair_executor import FairExecutor
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import FilePart
-from vlmkit.types.message import parts_of
+from vlmkit.types.message import ReasoningPart, TextPart, parts_of
 from vlmkit.types.request import Request
+from vlmkit.types.tool_call import ToolCallPart
 
 T = TypeVar("T")
 
+MAX_SHORT_CHARS = 2**14  # are tokenized in milliseconds
 NUM_TEXT_WORKERS = 2  # threads for short texts, which take milliseconds
 NUM_CONSTRAINT_WORKERS = 2  # for short texts with a constraint, whose trial may take seconds
 
@@ -151,7 +154,7 @@ class RequestWorkers:
     def _workers_for(self, request: Request) -> tuple[FairExecutor, int]:
         """Return the threads for a request, and the memory that it needs before files are open."""
         if is_short(request):
-            is_tried = is_constrained(request)
+            is_tried = _is_constrained(request)
             return self._constraint_workers if is_tried else self._text_workers, 0
         workers = self._file_workers if _files_of(request) else self.workers
         return workers, self._first_bytes(request)
@@ -184,6 +187,28 @@ class RequestWorkers:
     def _release(self, lease: DecodeLease, _: object = None) -> None:
         self._leases.discard(lease)
         lease.release()
+
+
+def is_short(request: Request) -> bool:
+    """Return whether a request is a short text, which is tokenized in milliseconds."""
+    if request.images:
+        return False
+    texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
+    for part in parts_of(request.messages):
+        if isinstance(part, TextPart | ReasoningPart):
+            texts.append(part.text)
+        elif isinstance(part, ToolCallPart):
+            texts.append(part.arguments)
+        else:
+            return False
+    num_chars = sum(map(len, texts)) + len(msgspec.json.encode(request.tools))
+    return num_chars < MAX_SHORT_CHARS
+
+
+def _is_constrained(request: Request) -> bool:
+    """Return whether a constraint must be compiled; tools that may be called need one."""
+    may_call = bool(request.tools) and request.tool_choice != "none"
+    return request.constraint is not None or may_call
 
 
 def _tenant(request: Request) -> str:

@@ -12,9 +12,7 @@ import msgspec
 from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.runner import Admit, RunnerFacts
-from vlmkit.running.engine_loop.channel import Channel
-from vlmkit.running.engine_loop.stream import Stream
-from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.engine_loop.stream import Channel, Stream, Wakeups
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.subprocess_runner.messages import (
     Abort,

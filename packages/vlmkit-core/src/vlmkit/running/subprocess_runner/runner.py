@@ -21,7 +21,7 @@ from typing import Any, Self
 from vlmkit.errors import EngineError, EngineFailed, QueueFull, RequestError, VlmkitError
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Admit, AnswerStream
-from vlmkit.running.engine_loop.wakeups import Wakeups
+from vlmkit.running.engine_loop.stream import Wakeups
 from vlmkit.running.faults.engine_errors import closing_error
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.subprocess_runner.child_process import ChildProcess

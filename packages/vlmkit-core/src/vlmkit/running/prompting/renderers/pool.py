@@ -18,10 +18,11 @@ from typing import Self
 
 from vlmkit.errors import PromptNotMade, VlmkitError
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder, is_short
+from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder
 from vlmkit.running.prompting.prompt_info import prompt_info
 from vlmkit.running.prompting.renderers.messages import request_frame
 from vlmkit.running.prompting.renderers.process import Renderer
+from vlmkit.running.prompting.request_workers import is_short
 from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.scheduling.fair_executor import FairTaskQueue
 from vlmkit.types.media import FilePart, MediaPart
