@@ -59,13 +59,15 @@ class WholeAnswer:
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
         headers = {"server-timing": timing, **self._headers}
-        answer = PiecedAnswer(partial(self._encode, completion), self._service, headers)
         samples = [choice.samples for choice in completion.choices]
-        del completion  # so that encoded parts can be freed
+        is_long = sum(map(len, samples)) > NUM_AT_ONCE
+        encode = partial(self._encode, completion)
+        answer = PiecedAnswer(encode, self._service, headers, is_short=not is_long)
+        del completion, encode  # so that encoded parts can be freed
         try:
             await answer(scope, receive, send)
         finally:
-            if sum(map(len, samples)) > NUM_AT_ONCE:
+            if is_long:
                 self._service.offload.discard(partial(release, samples), tenant_or_network(scope))
 
 
@@ -76,19 +78,27 @@ class PiecedAnswer:
         make: starts the encoding, and returns the pieces; it runs outside the event loop.
         service: runs the encoding, and cancels it when the server gives up.
         headers: further response headers.
+        is_short: whether the first piece is encoded in the event loop, since a change of threads
+            takes longer.
     """
 
     def __init__(
-        self, make: Callable[[], Iterable[bytes]], service: Service, headers: Mapping[str, str]
+        self,
+        make: Callable[[], Iterable[bytes]],
+        service: Service,
+        headers: Mapping[str, str],
+        *,
+        is_short: bool = False,
     ) -> None:
         self._next = partial(gathered, deferred(make))
         self._service = service
         self._headers = headers
+        self._is_short = is_short
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Encode and send; a short answer is sent at once, with its length."""
         encode = partial(self._service.offload.run, self._next, tenant_or_network(scope))
-        first = await encode()
+        first = self._next() if self._is_short else await encode()
         if len(first) < PIECE_BYTES:
             await ASGIResponse(body=first, headers={**self._headers})(scope, receive, send)
             return
