@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from running_server import mock_pipeline
 
-from vlmkit_server.admission import control
+from vlmkit_server.admission import admission
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet import load_failure, model_handle
 from vlmkit_server.fleet.load_failure import not_ready, refusal
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     played = Clock()
-    for module in (model_handle, load_failure, control):
+    for module in (model_handle, load_failure, admission):
         monkeypatch.setattr(module, "time", played)
     return played
 

@@ -12,7 +12,7 @@ from typing import Any
 from litestar import Request
 
 from vlmkit_server.http.content_encoding import gunzip_of
-from vlmkit_server.http.errors import BodyTooSlow, ClientGone
+from vlmkit_server.http.errors import BodyTooSlow, ClientGone, WrongMediaType
 from vlmkit_server.http.quota import Quota
 
 JOINED_BYTES = 2**20  # joining more takes milliseconds
@@ -53,6 +53,23 @@ class Body:
         self._reason = reason
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def read_json(self, request: Request[Any, Any, Any]) -> bytes:
+        """Return the whole body, which must be JSON; see :meth:`read`.
+
+        The media type is required as a protection: a page in a browser cannot send it to another
+        origin without a preflight request.
+
+        Raises:
+            WrongMediaType: the request has another media type.
+        """
+        if request.content_type[0] != "application/json":
+            raise WrongMediaType(
+                "the body must be announced as application/json",
+                hint="add the header content-type: application/json, with curl by "
+                "-H 'content-type: application/json'",
+            )
+        return await self.read(request)
 
     async def read(self, request: Request[Any, Any, Any]) -> bytes:
         """Return the whole body, decompressed.

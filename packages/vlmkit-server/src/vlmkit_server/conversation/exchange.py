@@ -37,7 +37,7 @@ from vlmkit_server.exchange.obfuscation import Obfuscated
 from vlmkit_server.exchange.streaming import Chunks, Events, EventStream
 from vlmkit_server.gather import in_order
 from vlmkit_server.http.caller import caller_of
-from vlmkit_server.http.errors import TooLate, Unavailable, WrongMediaType
+from vlmkit_server.http.errors import TooLate, Unavailable
 from vlmkit_server.interfaces.api import Handler
 from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Conversation, Extras
 from vlmkit_server.interfaces.model_info import ModelInfo
@@ -151,7 +151,7 @@ class Exchange:
             return await self._handler(self, None)
         self.admission.check()
         with self.admission.body() as sent:
-            content = await read_json(self.http, sent)
+            content = await sent.read_json(self.http)
             self.admission.admit()  # a body that never arrives completely is not admitted
             body = await self.read_as(self._reader, content) if self._decodes else content
             self._sent = sent
@@ -166,14 +166,9 @@ class Exchange:
             RequestError: a field is wrong; the error names it.
         """
         names = self.service.request_fields
-
-        def read(content: bytes) -> tuple[B, frozenset[str]]:
-            found = reader.read(content, names)
-            if names:
-                self.plugin_fields = reader.added(content, names)
-            return found
-
-        body, ignored = await self.decoded(content, read)
+        body, ignored = await self.decoded(content, partial(reader.read, added=names))
+        if names:
+            self.plugin_fields = await self.decoded(content, partial(reader.added, names=names))
         self.report_ignored(ignored)
         if self._buffers_streams or not getattr(body, "stream", None):
             self.admission.buffers_answers = True
@@ -218,13 +213,13 @@ class Exchange:
             Unavailable: the model cannot answer now.
         """
         runner = await self.lease(conversation.model)
-        head = self.head(kind, runner)
         with naming_fields(conversation.field_of):
+            head = self.head(kind, runner)
             request = await self.request(conversation, runner, head.id)
             self.report_unenforced_tools(conversation, runner.facts)
             scores = await self._scores(conversation, request, runner)
             source = await self.submit(conversation, request, runner, shows_calls=shows_calls)
-        reader = naming_media(source, [medium.path for medium in conversation.media])
+            reader = naming_media(source, conversation.media_paths)
         params = request.params or runner.facts.defaults
         extras, images_s = conversation.extras, self.images_s
         return Answer(head, runner, params, source, reader, extras, scores, images_s)
@@ -419,8 +414,9 @@ class Exchange:
         Raises:
             RequestError: the client or the operator rejects requests with ignored fields.
         """
-        self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
-        self._ignored |= ignored
+        if ignored:
+            self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
+            self._ignored |= ignored
 
     def report_unenforced_tools(self, conversation: Conversation, facts: RunnerFacts) -> None:
         """Report to the client and the operator that nothing enforces the schemas of tools."""
@@ -446,24 +442,6 @@ class Exchange:
             if any(each.changes != "nothing" for each in self.service.request_fields[name]):
                 raise refusal(name)
         self.report_ignored(idle)
-
-
-async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
-    """Read a JSON body.
-
-    The media type is required as a protection: a page in a browser cannot send it to another
-    origin without a preflight request.
-
-    Raises:
-        WrongMediaType: the request has another media type.
-    """
-    if request.content_type[0] != "application/json":
-        raise WrongMediaType(
-            "the body must be announced as application/json",
-            hint="add the header content-type: application/json, with curl by "
-            "-H 'content-type: application/json'",
-        )
-    return await sent.read(request)
 
 
 def _fingerprint(facts: RunnerFacts) -> str:

@@ -312,22 +312,6 @@ def _part_of_source(source: str | bytes, limits: ImageLimits) -> ImagePart | Fil
     return part_of_content(content, limits)
 
 
-def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
-    """Refuse more images than a request may have.
-
-    Raises:
-        RequestError: the model supports no images, or fewer.
-    """
-    if num and not facts.takes_images:
-        raise RequestError("this model takes no images", param=param)
-    if num > facts.bounds.max_images:
-        raise RequestError(
-            f"{num} images are over the limit of {facts.bounds.max_images}",
-            param=param,
-            code="too_many_images",
-        )
-
-
 def _is_enough(content: bytes, limits: ImageLimits) -> bool:
     """Return whether the beginning of a file suffices: its size is known, or it is refused."""
     try:

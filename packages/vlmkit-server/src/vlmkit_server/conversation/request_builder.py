@@ -17,7 +17,7 @@ from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPa
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.conversation.media import ImageBudget, Media, check_num_images
+from vlmkit_server.conversation.media import ImageBudget, Media
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.http.caller import ANONYMOUS, Caller
 from vlmkit_server.interfaces.conversation import (
@@ -189,9 +189,26 @@ class RequestBuilder:
                 f"the text is over {self._settings.max_text_chars} characters",
             )
         check_num_images(num_images, facts, "messages")
-        # After an argument that is not JSON the count may be wrong, but then nothing is decoded.
-        content = ",".join(arguments).encode()
-        check_structure(content, "the arguments of tools' calls have", "messages")
+        if arguments:
+            # After one that is not JSON the count may be wrong, but then nothing is decoded.
+            content = ",".join(arguments).encode()
+            check_structure(content, "the arguments of tools' calls have", "messages")
+
+
+def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
+    """Refuse more images than a request may have.
+
+    Raises:
+        RequestError: the model supports no images, or fewer.
+    """
+    if num and not facts.takes_images:
+        raise RequestError("this model takes no images", param=param)
+    if num > facts.bounds.max_images:
+        raise RequestError(
+            f"{num} images are over the limit of {facts.bounds.max_images}",
+            param=param,
+            code="too_many_images",
+        )
 
 
 def ignored_fields(conversation: Conversation, facts: RunnerFacts) -> frozenset[str]:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from typing import Any
 
-from vlmkit_server.admission.control import AdmissionControl
+from vlmkit_server.admission.admission import AdmissionControl
 
 
 class BackgroundWork:

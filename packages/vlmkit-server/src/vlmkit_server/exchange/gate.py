@@ -117,12 +117,13 @@ class Gate:
         headers: Mapping[bytes, bytes],
         admission: Admission,
     ) -> None:
-        """Set the deadline, check the host, and pass the request on."""
-        try:
-            admission.set_deadline(headers.get(_TIMEOUT))
-        except RequestError as error:
-            await error_response(error, scope)(scope, receive, send)
-            return
+        """Set the client's deadline, check the host, and pass the request on."""
+        if (timeout := headers.get(_TIMEOUT)) is not None:
+            try:
+                admission.shorten_deadline(timeout)
+            except RequestError as error:
+                await error_response(error, scope)(scope, receive, send)
+                return
         host = headers.get(b"host")
         if self._hosts is not None and host is not None and _name(host) not in self._hosts:
             refusal = HostRefused(

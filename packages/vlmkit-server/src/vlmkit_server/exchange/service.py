@@ -15,7 +15,7 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.settings.fetch import FetchSettings
-from vlmkit_server.admission.control import AdmissionControl
+from vlmkit_server.admission.admission import AdmissionControl
 from vlmkit_server.auth.key_ring import key_ring
 from vlmkit_server.exchange.monitors import Monitors
 from vlmkit_server.exchange.offload import OffloadExecutor
@@ -125,15 +125,13 @@ class Service:
         """Count fields without effect, and return the header that reports them, if any.
 
         Args:
-            names: the fields' names.
+            names: the fields' names; at least one.
             headers: the request's headers.
             besides: fields that were reported before, and are reported again.
 
         Raises:
-            RequestError: there are some, and the client or the operator forbids ignoring them.
+            RequestError: the client or the operator forbids ignoring them.
         """
-        if not names:
-            return {}
         policy = self.settings.unknown_fields
         if policy == "refuse" or headers.get(STRICT_HEADER) == "1":
             raise unknown(names)

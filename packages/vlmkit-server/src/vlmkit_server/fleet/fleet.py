@@ -131,7 +131,7 @@ class Fleet:
         """
         can_load = model.spec.load is not None and not model.is_dead
         is_retried = can_load and time.monotonic() - model.failed_s >= RETRY_LOAD_S
-        if model.state in ("failed", "restarting") and not is_retried:
+        if model.state == "failed" and not is_retried:
             raise refusal(model)
         if not can_load:
             raise not_ready(model, "the model is still loading")
@@ -141,8 +141,8 @@ class Fleet:
             self._queue.enqueue(model)
 
     def _request_ended(self, model: ModelHandle) -> None:
-        self._queue.advance()
         self._idle.watch(model)
+        self._queue.advance()
 
     def start(self) -> None:
         """Start to load the models that are loaded at startup."""
@@ -217,7 +217,7 @@ class ModelControl:
         """
         self.start_loading(model)
         while model.state != "ready":
-            if model.state in ("failed", "restarting"):
+            if model.state == "failed":
                 raise refusal(model)
             if not model.is_wanted:
                 raise Unavailable("the model was unloaded meanwhile", code="model_unloaded")

@@ -6,8 +6,6 @@ in the event loop's thread::
     unloaded -> waiting -> loading -> ready -> unloading -> unloaded
                               |
                               +-> failed -> waiting
-
-A ready model whose runner cannot answer is failed, or restarting if it becomes ready by itself.
 """
 
 import asyncio
@@ -20,7 +18,7 @@ from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit_server.fleet.model_spec import ModelSpec
 
-State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed", "restarting"]
+State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]
 
 
 class ModelHandle:
@@ -144,10 +142,8 @@ class ModelHandle:
 
     @property
     def state(self) -> State:
-        """Its state; a model whose runner cannot answer has failed, unless it restarts itself."""
-        if not self.is_dead:
-            return self._state
-        return "restarting" if self.is_recovering else "failed"
+        """Its state; a model whose runner can no longer answer has failed."""
+        return "failed" if self.is_dead else self._state
 
     @property
     def is_dead(self) -> bool:

@@ -185,10 +185,15 @@ class Conversation:
                 if isinstance(part, ImageSource | FileSource):
                     yield part
 
+    @property
+    def media_paths(self) -> list[str]:
+        """The client's field of every image and file, in order."""
+        return [medium.path for medium in self.media]
+
     def field_of(self, error: RequestError) -> str | None:
         """Return the client's name of the field that an error is about."""
         if isinstance(error, MediaError) and error.index is not None:
-            return [source.path for source in self.media][error.index]
+            return self.media_paths[error.index]
         param = error.param or ""
         if param.startswith("messages[") and param.endswith("]"):
             number = param[len("messages[") : -1]

@@ -145,4 +145,5 @@ class _ToDisk:
 
 
 def _ignored(sent: SentFile, service: Service, request: Request[Any, Any, Any]) -> dict[str, str]:
-    return service.ignore(shown_names(sent.ignored), request.headers)
+    names = shown_names(sent.ignored)
+    return service.ignore(names, request.headers) if names else {}

@@ -26,8 +26,8 @@ from vlmkit_server.apis.tokens.wire_generate import (
     ShownImage,
 )
 from vlmkit_server.conversation.exchange import Exchange
-from vlmkit_server.conversation.media import check_num_images
 from vlmkit_server.conversation.prompt_scorer import PromptScorer
+from vlmkit_server.conversation.request_builder import check_num_images
 from vlmkit_server.exchange.json_pieces import drained
 from vlmkit_server.exchange.named_errors import media_names, naming_fields, naming_media
 from vlmkit_server.interfaces.conversation import AnswerHead
