@@ -2,11 +2,12 @@
 
     python benchmarks/request_trace.py
     python benchmarks/request_trace.py --list
+    python benchmarks/request_trace.py --whole
 
-``vlmkit serve mock`` runs in this process. After a warm-up, a client requests streamed chat
-completions over an open connection: one with an image and a tool that the answer calls, and one of
-text alone. If a constraint compiler such as vlmkit-guidance is installed, tool calls follow their
-schema, and each token costs more.
+``vlmkit serve mock`` runs in this process. After a warm-up, a client requests chat completions over
+an open connection, streamed ones unless ``--whole`` is given: one with an image and a tool that the
+answer calls, and one of text alone. If a constraint compiler such as vlmkit-guidance is installed,
+tool calls follow their schema, and each token costs more.
 
 From the first byte of the request to the last byte of the answer, every call of a Python function
 whose source is in a package ``vlmkit*`` is recorded:
@@ -28,6 +29,7 @@ import base64
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -175,17 +177,18 @@ class Client(threading.Thread):
     def _measured(self, parts: frozenset[str]) -> "Measured":
         """Request answers that end by themselves, and long and short ones."""
         for _ in range(3):
-            self._ask(body(parts))
-            self._ask(body(parts, FEW_TOKENS))
+            self._ask(parts)
+            self._ask(parts, FEW_TOKENS)
         turns = range(self._options.repeats)
         return Measured(
-            [self._ask(body(parts)) for _ in turns],
-            [self._ask(body(parts, FEW_TOKENS)) for _ in turns],
-            [self._ask(body(parts, MANY_TOKENS)) for _ in turns],
+            [self._ask(parts) for _ in turns],
+            [self._ask(parts, FEW_TOKENS) for _ in turns],
+            [self._ask(parts, MANY_TOKENS) for _ in turns],
         )
 
-    def _ask(self, content: bytes) -> Trace:
+    def _ask(self, parts: frozenset[str], num_tokens: int | None = None) -> Trace:
         """Send a request over an open connection; return the trace of the server until its end."""
+        content = body(parts, num_tokens, streamed=not self._options.whole)
         with socket.create_connection(("127.0.0.1", self._port), 60) as connection:
             time.sleep(0.2)  # until the server has accepted the connection
             trace = self._recorder.trace = Trace()
@@ -195,16 +198,24 @@ class Client(threading.Thread):
                 % (len(content), content)
             )
             answer = b""
-            while not answer.endswith(b"0\r\n\r\n"):
+            while not is_complete(answer):
                 piece = connection.recv(65_536)
                 assert piece, answer
                 answer += piece
             self._recorder.trace = None
-        assert b"data: [DONE]" in answer, answer
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
         return trace
 
 
-def body(parts: frozenset[str], num_tokens: int | None = None) -> bytes:
+def is_complete(answer: bytes) -> bool:
+    """Tell whether a response has ended, by its length or its last chunk."""
+    head, _, content = answer.partition(b"\r\n\r\n")
+    if found := re.search(rb"content-length: (\d+)", head):
+        return len(content) >= int(found.group(1))
+    return content.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def body(parts: frozenset[str], num_tokens: int | None, *, streamed: bool) -> bytes:
     """Return a request for a sentence (and a call if it has a tool), or for a number of tokens."""
     script: dict[str, object] = {"text": ANSWER, "latency_s": STEP_S}
     if num_tokens is not None:
@@ -216,7 +227,7 @@ def body(parts: frozenset[str], num_tokens: int | None = None) -> bytes:
         content.insert(0, {"type": "image_url", "image_url": {"url": new_image()}})
     asked = {
         "model": "mock",
-        "stream": True,
+        "stream": streamed,
         "max_tokens": 1000,
         "messages": [{"role": "user", "content": content}],
     }
@@ -283,7 +294,7 @@ def report(found: dict[str, Measured], *, lists: bool) -> None:
     event_loop = threading.main_thread().ident
     assert event_loop is not None
     rows = [row for kind, measured in found.items() for row in measured.rows(kind, event_loop)]
-    print(markdown(["one streamed request", "all threads", "event loop"], rows))
+    print(markdown(["one request", "all threads", "event loop"], rows))
     for kind, measured in found.items() if lists else ():
         print(f"\n{kind}:")
         for file, thread in measured.whole[-1].first_thread.items():
@@ -303,6 +314,7 @@ def main() -> None:
     parser.add_argument(
         "--list", action="store_true", help="print the files in order of first entry"
     )
+    parser.add_argument("--whole", action="store_true", help="do not stream the answers")
     parser.add_argument("--set", action="append", default=[], help="a setting of the server")
     options = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -13,7 +13,7 @@ from vlmkit_monitor.names import METRICS, MetricSpec
 from vlmkit_monitor.tally import Buckets, Tally
 from vlmkit_server.interfaces.monitor import ModelState, ServerState
 
-_MODEL_STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed", "restarting")
+_MODEL_STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed")
 _COUNTED = {
     "num_steps": "steps_total",
     "num_tokens_computed": "computed_tokens_total",
