@@ -263,6 +263,26 @@ def test_apis_use_selects_the_routes_of_a_server():
     assert "/v1/chat/completions" not in paths
 
 
+@pytest.mark.parametrize(
+    ("path", "error_keys"),
+    [
+        ("/v1/messages", {"type", "error", "request_id"}),  # has no GET
+        ("/v1/messages/count_tokens", {"type", "error", "request_id"}),
+        ("/v1/messages/nowhere", {"error"}),  # batches have such paths, too
+        ("/v1/nowhere", {"error"}),
+        ("/nowhere", {"error"}),
+        ("/x" * 2000, {"error"}),
+    ],
+)
+def test_an_error_without_a_route_has_the_shape_of_the_only_api_with_such_paths(
+    server, path, error_keys
+):
+    answer = server.get(path)
+    assert answer.status_code in (404, 405)
+    assert set(answer.json()) == error_keys
+    assert answer.json()["error"]["message"] in ("not found", "method not allowed")
+
+
 def test_a_server_has_every_api_by_default():
     layers = read_layers(environ={})
     plugins = load_plugins(layers.plugins())

@@ -75,8 +75,8 @@ def test_uvicorn_has_the_methods_that_we_override_with_the_same_arguments(ours, 
 def test_uvicorns_request_cycle_has_the_attributes_that_we_use():
     assigned, read = names_in(Connection, "cycle")
     assert assigned | read == {
-        *("disconnected", "keep_alive", "message_event", "more_body"),
-        *("response_complete", "transport"),
+        *("chunked_encoding", "disconnected", "expected_content_length", "keep_alive"),
+        *("message_event", "more_body", "response_complete", "scope", "send", "transport"),
     }
     assert assigned | read <= defined_names(RequestResponseCycle)
 

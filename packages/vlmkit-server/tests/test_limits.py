@@ -69,6 +69,20 @@ def test_a_pipelined_request_that_waits_for_100_continue_is_answered_when_more_f
     assert ids_and_statuses(received) == ([f"r{n}" for n in range(16)], {b"100", b"200"})
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_of_http_1_0_gets_the_body_as_it_is_and_eof_ends_it(server, streams):
+    body = json.dumps(chat("hello") | {"stream": streams}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\n"
+    received = exchange(server, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    head, _, answer = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    if streams:
+        assert answer.startswith(b"data: {")
+        assert answer.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(answer)["choices"][0]["message"]["content"] == "hello"
+
+
 @pytest.mark.parametrize("wrong", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200])
 def test_invalid_bytes_after_pipelined_requests_do_not_replace_an_answer(server, wrong):
     assert ids_and_statuses(exchange(server, pipelined_requests(3) + wrong)) == (

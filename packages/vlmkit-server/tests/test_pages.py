@@ -63,10 +63,11 @@ def test_the_start_page_shows_the_models_and_a_working_command(server):
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/*"])
-def test_a_client_that_does_not_accept_html_gets_no_start_page(accept, server):
+def test_a_client_that_does_not_accept_html_gets_a_line_and_no_start_page(accept, server):
     answer = server.get("/", headers={} if accept is None else {"accept": accept})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.text == "vlmkit is running\n"
 
 
 def test_the_model_name_and_the_host_are_escaped():

@@ -2,9 +2,12 @@
 
 import asyncio
 import base64
+import functools
 import io
 import json
 import math
+import re
+from datetime import UTC, datetime
 
 import httpx
 import ollama
@@ -281,6 +284,46 @@ def test_sixteen_questions_at_once_get_their_own_answers(url):
             return await asyncio.gather(*(ask(client, number) for number in range(16)))
 
     assert asyncio.run(ask_all()) == [f"number {number}" for number in range(16)]
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_a_body_needs_no_media_type_unless_a_web_page_may_have_sent_it(url, headers):
+    """LiteLLM sends none, and curl that of forms."""
+    body = json.dumps({"model": "mock", "messages": HELLO, "stream": False})
+    ask = functools.partial(httpx.post, f"{url}/api/chat", content=body, trust_env=False)
+    assert ask(headers=headers).json()["message"]["content"] == "hello there"
+    for added in ({"origin": "https://page.example"}, {"origin": "null"}, {"sec-fetch-site": "x"}):
+        answer = ask(headers=headers | added)
+        assert (answer.status_code, set(answer.json())) == (415, {"error"})
+        with_type = headers | added | {"content-type": "application/json"}
+        assert ask(headers=with_type).status_code == 200
+
+
+@pytest.mark.parametrize("ask", ["pull", "push", "create", "delete"])
+def test_a_change_of_the_models_is_an_error_whose_text_says_who_decides(client, ask):
+    with pytest.raises(ollama.ResponseError) as refused:
+        getattr(client, ask)("mock")
+    assert refused.value.status_code == 404
+    assert refused.value.error == (
+        f"/api/{ask} is not served here (the operator decides which models are served)"
+    )
+
+
+def test_the_address_of_the_server_answers_to_a_head_request(url):
+    """Ollama's command sends one before all else."""
+    answer = httpx.head(url, headers={"accept": "application/json"}, trust_env=False)
+    assert answer.status_code == 200
+
+
+def test_each_listed_model_has_a_digest_that_its_aliases_share(client):
+    """Ollama's command shows the first twelve characters, and fails without them."""
+    listed = {model.model: model.digest for model in client.list().models}
+    assert set(listed) == {"mock", "other"}
+    assert len(set(listed.values())) == 1
+    (running,) = client.ps().models
+    assert re.fullmatch("[0-9a-f]{64}", running.digest)
+    assert running.digest == listed["mock"]
+    assert running.expires_at > datetime.now(UTC)
 
 
 def test_the_version_is_one_that_clients_can_compare(url):

@@ -63,6 +63,7 @@ def test_every_option_is_the_sampling_parameter_of_its_meaning():
     [
         ({"num_predict": -1}, {}),
         ({"num_predict": -2}, {}),
+        ({"num_predict": 0}, {}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"stop": "x"}, {"stop": ("x",)}),
         ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1, "repeat_last_n": 64}),

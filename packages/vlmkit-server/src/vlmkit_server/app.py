@@ -120,7 +120,7 @@ def create_app(
             service.monitors.stop,
             scraper.close,
         ],
-        exception_handlers=error_handlers(),
+        exception_handlers=error_handlers(found.write_error),
         request_max_body_size=service.settings.max_body_bytes,
         openapi_config=None,
         logging_config=None,
@@ -131,7 +131,7 @@ def create_app(
     inner = app.asgi_handler
     if allowed := service.settings.allowed_origins:
         inner = Cors(inner, allowed, EXPOSED)
-    inner = Gate(inner, service)
+    inner = Gate(inner, service, found.write_error)
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLog(inner, service.access_log, service.audit)
     app.asgi_handler = inner

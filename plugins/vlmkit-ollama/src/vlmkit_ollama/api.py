@@ -31,6 +31,7 @@ class OllamaApi:
                 event="line",
                 stream_type=MEDIA_TYPE,
                 has_timing=True,
+                needs_json_type=False,
             ),
             Route(
                 path="/api/generate",
@@ -41,6 +42,7 @@ class OllamaApi:
                 event="line",
                 stream_type=MEDIA_TYPE,
                 has_timing=True,
+                needs_json_type=False,
             ),
             Route(
                 path="/api/embed",
@@ -49,6 +51,7 @@ class OllamaApi:
                 reader=wire.EMBED,
                 answer=vectors.EmbedAnswer,
                 answers="embed",
+                needs_json_type=False,
             ),
             Route(
                 path="/api/embeddings",
@@ -57,6 +60,7 @@ class OllamaApi:
                 reader=wire.EMBEDDINGS,
                 answer=vectors.EmbeddingAnswer,
                 answers="embed",
+                needs_json_type=False,
             ),
             Route(
                 path="/api/show",
@@ -65,6 +69,7 @@ class OllamaApi:
                 reader=wire.SHOW,
                 answer=models.ShownModel,
                 answers="",
+                needs_json_type=False,
             ),
             *(
                 Route(path=path, scope="key", handler=handler, answer=answer, method="GET")

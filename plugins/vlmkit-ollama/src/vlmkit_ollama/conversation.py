@@ -117,7 +117,7 @@ def sampling_values(body: wire.AnswerFields) -> dict[str, Any]:
     """Return the sampling parameters of a body, by the names of :class:`vlmkit.SamplingParams`."""
     given = msgspec.structs.asdict(body.options or wire.Options())
     values = {_RENAMED.get(name, name): v for name, v in given.items() if v is not None}
-    if values.get("max_tokens", 0) < 0:  # as many as fit
+    if values.get("max_tokens", 1) <= 0:  # as many as fit
         del values["max_tokens"]
     if values.get("top_k") == -1:
         values["top_k"] = 0

@@ -1,5 +1,6 @@
 """``/api/tags``, ``/api/show``, ``/api/ps`` and ``/api/version``: the served models."""
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +18,7 @@ OLLAMA_VERSION = "0.12.11"
 
 _TAG = ":latest"  # what a name without a tag means
 _FAMILY = "vlmkit"
+_NEVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class ModelDetails(msgspec.Struct):
@@ -31,19 +33,23 @@ class ModelDetails(msgspec.Struct):
 
 
 class ListedModel(msgspec.Struct):
-    """One model under one of its names; its size is 0 while it is unknown."""
+    """One model under one of its names; its size is 0 while it is unknown.
+
+    Its digest is that of its own name: Ollama's command shows a part, and needs one.
+    """
 
     name: str
     model: str
     modified_at: datetime
     size: int
     details: ModelDetails
-    digest: str = ""
+    digest: str
 
 
 class LoadedModel(ListedModel, kw_only=True):
-    """One model in memory."""
+    """One model in memory; the operator decides when it is unloaded, so no time is set."""
 
+    expires_at: datetime = _NEVER
     size_vram: int = 0
     context_length: int
 
@@ -123,7 +129,14 @@ async def version(exchange: Exchange, _body: None) -> ASGIApp:
 
 
 def _listed(model: ModelInfo, name: str) -> ListedModel:
-    return ListedModel(name, name, _created(model), model.memory_bytes or 0, _details(model, name))
+    return ListedModel(
+        name=name,
+        model=name,
+        modified_at=_created(model),
+        size=model.memory_bytes or 0,
+        details=_details(model, name),
+        digest=_digest(model),
+    )
 
 
 def _loaded(model: ModelInfo) -> LoadedModel:
@@ -134,6 +147,7 @@ def _loaded(model: ModelInfo) -> LoadedModel:
         modified_at=_created(model),
         size=model.memory_bytes or 0,
         details=_details(model, model.name),
+        digest=_digest(model),
         context_length=limits.max_sequence_tokens if limits else 0,
     )
 
@@ -158,6 +172,10 @@ def _facts(model: ModelInfo) -> tuple[dict[str, Any], list[str]]:
         info[f"{_FAMILY}.embedding_length"] = facts.limits.hidden_size
         capabilities.append("embedding")
     return info, capabilities
+
+
+def _digest(model: ModelInfo) -> str:
+    return hashlib.sha256(model.name.encode()).hexdigest()
 
 
 def _created(model: ModelInfo) -> datetime:

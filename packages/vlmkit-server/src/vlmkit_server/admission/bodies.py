@@ -12,6 +12,7 @@ from typing import Any
 from litestar import Request
 
 from vlmkit_server.http.content_encoding import gunzip_of
+from vlmkit_server.http.cors import may_be_of_page
 from vlmkit_server.http.errors import BodyTooSlow, ClientGone, WrongMediaType
 from vlmkit_server.http.quota import Quota
 
@@ -54,16 +55,21 @@ class Body:
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def read_json(self, request: Request[Any, Any, Any]) -> bytes:
+    async def read_json(self, request: Request[Any, Any, Any], needs_type: bool) -> bytes:
         """Return the whole body, which must be JSON; see :meth:`read`.
 
         The media type is required as a protection: a page in a browser cannot send it to another
         origin without a preflight request.
 
+        Args:
+            request: the request.
+            needs_type: whether it needs the media type even if no page can have sent it.
+
         Raises:
             WrongMediaType: the request has another media type.
         """
-        if request.content_type[0] != "application/json":
+        is_json = request.content_type[0] == "application/json"
+        if not is_json and (needs_type or may_be_of_page(request.headers)):
             raise WrongMediaType(
                 "the body must be announced as application/json",
                 hint="add the header content-type: application/json, with curl by "

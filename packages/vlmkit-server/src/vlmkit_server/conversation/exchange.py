@@ -93,6 +93,7 @@ class Exchange:
         handler: answers the body.
         buffers_streams: whether a streamed answer is kept in memory as a whole, too.
         decodes: whether the handler gets the decoded body, and not its bytes.
+        needs_json_type: whether every body must be declared as JSON.
 
     Attributes:
         http: the HTTP request.
@@ -117,6 +118,7 @@ class Exchange:
         *,
         buffers_streams: bool = False,
         decodes: bool = True,
+        needs_json_type: bool = True,
     ) -> None:
         self.http = request
         self.service = host.service
@@ -128,6 +130,7 @@ class Exchange:
         self.model = ""
         self.images_s = self.load_s = 0.0
         self._decodes = decodes
+        self._needs_json_type = needs_json_type
         self._buffers_streams = buffers_streams
         self._ignored: frozenset[str] = frozenset()
         self._reader = reader
@@ -151,7 +154,7 @@ class Exchange:
             return await self._handler(self, None)
         self.admission.check()
         with self.admission.body() as sent:
-            content = await sent.read_json(self.http)
+            content = await sent.read_json(self.http, self._needs_json_type)
             self.admission.admit()  # a body that never arrives completely is not admitted
             body = await self.read_as(self._reader, content) if self._decodes else content
             self._sent = sent

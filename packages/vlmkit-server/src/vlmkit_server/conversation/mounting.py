@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from litestar import Controller, Request, route as litestar_route
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Scope
 
 from vlmkit.errors import PluginError, VlmkitError
 from vlmkit.kit.one_line import named
@@ -13,7 +13,7 @@ from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit.settings.scope import SCOPES
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
-from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.errors import Fault, error_handlers, openai_error
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Api, Method, Route
@@ -37,6 +37,36 @@ class MountedApis:
     def __init__(self) -> None:
         self.handlers: list[RouteHandler] = []
         self.routes: list[Route] = []
+        self._owners: dict[str, Api] = {}  # by path
+        self._families: dict[str, Api | None] = {}  # by beginning; None where types of API differ
+        self._max_depth = 0
+
+    def add_path(self, path: str, api: Api) -> None:
+        """Record that a route belongs to an API, for errors without a route."""
+        self._owners[path] = api
+        segments = path.partition("{")[0].strip("/").split("/")
+        self._max_depth = max(self._max_depth, len(segments))
+        for depth in range(1, len(segments) + 1):
+            beginning = "/".join(segments[:depth])
+            if type(self._families.setdefault(beginning, api)) is not type(api):
+                self._families[beginning] = None
+
+    def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
+        """Encode an error without a route in the shape of the API to whose paths its path belongs.
+
+        It has OpenAI's shape if it belongs to no API, or to several types.
+        """
+        if (api := self._api_of(scope["path"])) is None:
+            return openai_error(fault, status, scope)
+        return api.write_error(fault, status, scope)
+
+    def _api_of(self, path: str) -> Api | None:
+        """Return the API that has a path, or all paths that begin like it."""
+        if path in self._owners:
+            return self._owners[path]
+        segments = path.strip("/").split("/", self._max_depth)[: self._max_depth]
+        beginnings = ("/".join(segments[:depth]) for depth in range(len(segments), 0, -1))
+        return next((self._families[each] for each in beginnings if each in self._families), None)
 
 
 def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> MountedApis:
@@ -61,6 +91,7 @@ def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> Mount
                         f"{owner} and {who} both have the route {method} {path}",
                         hint="leave one of them out of apis.use",
                     )
+                found.add_path(path, api)
             if isinstance(each, Route):
                 found.routes.append(each)
                 found.handlers.append(route_handler(each, api, host))
@@ -80,6 +111,7 @@ def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
             route.handler,
             buffers_streams=route.buffers_streams,
             decodes=route.decodes,
+            needs_json_type=route.needs_json_type,
         )
 
     handle.__doc__ = route.handler.__doc__

@@ -17,7 +17,13 @@ from vlmkit.errors import RequestError
 from vlmkit.kit import heap
 from vlmkit_server.admission.admission import TIMEOUT_HEADER, Admission
 from vlmkit_server.exchange.service import Service
-from vlmkit_server.http.errors import CLIENT_GONE, HostRefused, error_response
+from vlmkit_server.http.errors import (
+    CLIENT_GONE,
+    HostRefused,
+    WriteError,
+    error_response,
+    openai_error,
+)
 from vlmkit_server.rate_limits.headers import limit_headers
 from vlmkit_server.settings.server import is_loopback
 
@@ -51,11 +57,17 @@ class Gate:
 
     A server on the loopback interface accepts loopback names, and names that its operator lists.
     So a web page whose name was made to resolve to 127.0.0.1 (DNS rebinding) gets nothing.
+
+    Args:
+        app: the application.
+        service: the state of the server.
+        write: encodes an error in the shape of the API that a path belongs to.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, write: WriteError = openai_error) -> None:
         self._app = app
         self._service = service
+        self._write = write
         host, allowed = service.settings.host, service.settings.allowed_hosts
         is_open = not allowed and not is_loopback(host)
         self._hosts = None if is_open else _LOOPBACK_NAMES | {host, *allowed}
@@ -122,7 +134,7 @@ class Gate:
             try:
                 admission.shorten_deadline(timeout)
             except RequestError as error:
-                await error_response(error, scope)(scope, receive, send)
+                await error_response(error, scope, self._write)(scope, receive, send)
                 return
         host = headers.get(b"host")
         if self._hosts is not None and host is not None and _name(host) not in self._hosts:
@@ -130,7 +142,7 @@ class Gate:
                 "this server answers to its own address only",
                 hint="its operator can name others in server.allowed_hosts",
             )
-            await error_response(refusal, scope)(scope, receive, send)
+            await error_response(refusal, scope, self._write)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -142,6 +142,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too many pipelined requests")
         self._has_headers = True
         super().on_headers_complete()
+        self._send_no_chunks(self.cycle)
         self._cycles = (*unanswered, self.cycle)
         if unanswered:  # uvicorn pauses reading, so no disconnect is reported
             self._await_hangup()
@@ -190,6 +191,27 @@ class Connection(HttpToolsProtocol):
         cycle.keep_alive = False
         cycle.transport = _LastAnswer(self.transport, self._close_gently)
         self.flow.resume_reading()
+
+    def _send_no_chunks(self, cycle: RequestResponseCycle) -> None:
+        """Let a client of HTTP/1.0 get a body of unknown length as it is; EOF ends it.
+
+        Uvicorn sends it in chunks, which such a client takes for the body (RFC 9112, section 6.1).
+        """
+        if cycle.scope["http_version"] != "1.0":
+            return
+        send, has_length = cycle.send, True
+
+        async def send_unframed(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                if not (has_length := b"content-length" in names):
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        cycle.send = send_unframed  # type: ignore[method-assign]
 
     def _close_gently(self) -> None:
         """Send EOF, and discard further input: closing now would reset unread responses."""

@@ -3,7 +3,7 @@
 Browsers enforce this rule and send a preflight request first; other clients are not affected.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
@@ -14,6 +14,17 @@ _EXPOSED = (
     "request-id, retry-after, server-timing, x-request-id, x-should-retry, x-vlmkit-ignored, "
     "x-vlmkit-max-tokens, x-vlmkit-unconstrained"
 )
+
+_OF_BROWSERS = ("origin", "referer", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site")
+
+
+def may_be_of_page(headers: Container[str]) -> bool:
+    """Tell whether a web page may have sent a request with a body.
+
+    Browsers add ``Origin`` to every request of a page but GET and HEAD (Fetch standard, "append a
+    request Origin header").
+    """
+    return any(name in headers for name in _OF_BROWSERS)
 
 
 class Cors:

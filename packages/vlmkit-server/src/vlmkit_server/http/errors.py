@@ -255,9 +255,9 @@ def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
     return {Exception: respond, HTTPException: respond_to_http_error, ClientGone: _respond_to_gone}
 
 
-def error_response(error: Exception, scope: Scope) -> ASGIResponse:
+def error_response(error: Exception, scope: Scope, write: WriteError) -> ASGIResponse:
     """Return the response to an error that is raised outside routes."""
-    body, status, headers = _parts(error, scope, openai_error)
+    body, status, headers = _parts(error, scope, write)
     return ASGIResponse(body=body, status_code=status, headers=headers)
 
 

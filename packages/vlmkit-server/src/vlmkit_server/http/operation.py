@@ -25,7 +25,6 @@ class Operation(NamedTuple):
         links: methods and paths of the operations on the ``id`` of a response.
         access: who may call it, where the server requires keys.
         media_type: the type of a response that is bytes.
-        may_be_missing: whether the response may be a 404.
         stream_type: the media type of a stream: server-sent events, or lines that have the type of
             the response.
     """
@@ -43,7 +42,6 @@ class Operation(NamedTuple):
     links: tuple[tuple[str, str], ...] = ()
     access: Access = "chat"
     media_type: str = "application/octet-stream"
-    may_be_missing: bool = False
     stream_type: str = "text/event-stream"
 
     @property

@@ -13,6 +13,7 @@ _ADAPTERS = "the operator serves an adapter as a model of its own"
 _AUDIO = "no served model hears or speaks"
 _IMAGES = "no served model draws"
 _OLLAMA = "send messages to /v1/chat/completions"
+_FIXED = "the operator decides which models are served"
 
 UNSERVED: Mapping[str, str] = MappingProxyType(
     {
@@ -41,6 +42,12 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         "/api/chat": _OLLAMA,
         "/api/generate": _OLLAMA,
         "/api/tags": "GET /v1/models lists the models",
+        "/api/blobs/": _FIXED,
+        "/api/copy": _FIXED,
+        "/api/create": _FIXED,
+        "/api/delete": _FIXED,
+        "/api/pull": _FIXED,
+        "/api/push": _FIXED,
     }
 )
 """What to use instead, by path; a path that ends with a slash matches as a prefix."""

@@ -58,6 +58,8 @@ class Route:
         buffers_streams: whether a streamed answer is kept in memory as a whole, and counts there.
         decodes: whether the handler gets the decoded body. With False it gets the bytes, and
             ``reader`` only describes them.
+        needs_json_type: whether a body needs the header ``content-type: application/json``. With
+            False, only requests that a web page may have sent need it.
     """
 
     path: str
@@ -73,6 +75,7 @@ class Route:
     links: tuple[tuple[str, str], ...] = ()
     buffers_streams: bool = False
     decodes: bool = True
+    needs_json_type: bool = True
 
 
 class Api(Protocol):

@@ -1,5 +1,7 @@
 """``GET /``: a page about this server and its API, for people who open its address in a browser.
 
+Other clients get a line of text: those of Ollama ask for it to find out whether a server is there.
+
 Where keys are required, a browser sends none: the page then shows no model and no state.
 """
 
@@ -8,9 +10,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from litestar import Controller, Request, Response, route
+from litestar import Controller, MediaType, Request, Response, route
 from litestar.di import NamedDependency
-from litestar.exceptions import NotFoundException
 
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.fleet.model_handle import ModelHandle
@@ -27,7 +28,8 @@ from vlmkit_server.http.page import (
     table,
 )
 
-_PAGE = Operation(bytes, media_type=HTML, may_be_missing=True, access="open")
+_PAGE = Operation(bytes, media_type=HTML, access="open")
+_LINE = b"vlmkit is running\n"
 _WHAT = "A vlmkit server: vision-language models behind the APIs of OpenAI and Anthropic."
 _KEYS = (
     "This server requires API keys. Clients send one in the header "
@@ -50,9 +52,9 @@ class HomeController(Controller):
     async def show(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> Response[bytes]:
-        """Show a page about this server, to clients that accept text/html."""
+        """Show a page about this server, or a line of text to clients that accept no text/html."""
         if not accepts_html(request.headers.get("accept", "")):
-            raise NotFoundException
+            return Response(_LINE, media_type=MediaType.TEXT)
         return page_response(page("vlmkit", _body(service, str(request.base_url))))
 
 

@@ -266,8 +266,6 @@ def _error_descriptions(operation: Operation, method: str, path: str) -> dict[in
     )
     if "{" in path:
         errors = errors | _PATH_ERRORS
-    if operation.may_be_missing:
-        errors = errors | {404: _BODY_ERRORS[404]}
     if operation.query:
         errors = errors | {400: _PATH_ERRORS[400]}
     if operation.unready:
