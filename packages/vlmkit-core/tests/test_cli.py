@@ -984,6 +984,30 @@ def test_doctor_reports_a_model_that_no_provider_can_serve(
     assert "no tokenizer and no engine here can serve model" in shown.err
 
 
+def test_doctor_says_which_configured_provider_is_not_installed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = (
+        "runner.use = 'replica': no installed plugin provides runner 'replica'; "
+        "did you mean 'replicas'?"
+    )
+    assert run(["doctor", "mock", "--set", "runner.use=replica"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(rf"runner +replica +{re.escape(problem)}", shown.out)
+    assert shown.err.strip() == f"error: {problem}"
+
+
+def test_doctor_examines_the_components_that_a_model_of_the_config_names(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "vlmkit.toml"
+    file.write_text('[[models]]\nmodel = "mock"\nname = "two"\nrunner = { use = "replicas" }\n')
+    assert run(["doctor", "two", "--config", str(file)]) == 0
+    assert re.search(r"runner +replicas +chosen\n", capsys.readouterr().out)
+    assert run(["doctor", "mock", "--config", str(file)]) == 0
+    assert "replicas" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("system", "processor", "gpu", "support"),
     [

@@ -24,6 +24,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_torch import plugin
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.engine import torch_engine
 from vlmkit_torch.interfaces.kinds import DISTRIBUTION, TORCH_ATTENTION
@@ -105,6 +106,22 @@ def test_auto_takes_another_backend_if_its_priority_is_higher(
     Counting.calls = 0
     made("llama", Counting, "auto", priority=priority)
     assert (Counting.calls > 0) is is_used
+
+
+def test_the_doctor_names_the_attention_backends_that_an_engine_would_use(saved: Saved) -> None:
+    def examined(priority: int, attention: str = "auto") -> str:
+        registries = registered(Counting, priority=priority)
+        settings = EngineSettings(attention=attention, device="cpu")
+        files = Checkpoint("llama", saved("llama"))
+        context = BuildContext("", files, settings, registries=registries.by_kind)
+        return plugin._examine_engine(context)
+
+    own, guest = f"torch attention 'sdpa' from {DISTRIBUTION!r}", f"'guest' from {GUEST!r}"
+    assert examined(0) == f"float32, cpu, {own} or torch attention {guest}"
+    assert examined(20) == f"float32, cpu, torch attention {guest} or {own}"
+    assert examined(20, "sdpa") == f"float32, cpu, {own}"
+    with pytest.raises(UnknownPlugin, match="torch attention 'gast'"):
+        examined(0, "gast")
 
 
 def test_auto_passes_over_a_backend_that_lacks_what_a_model_needs(

@@ -130,6 +130,22 @@ def test_a_named_reader_that_cannot_read_a_method_is_refused(
     assert str(found.value) == message
 
 
+def test_the_doctor_names_the_reader_that_an_engine_would_use(
+    quantized: Callable[..., Quantized],
+) -> None:
+    made = quantized()
+    found = registered(RowScaledReader)
+
+    def examined(folder: Path, **settings: Any) -> str:
+        context = BuildContext("", Checkpoint("m", folder), registries=found.by_kind)
+        return found.engines.examine("torch", {"device": "cpu", **settings}, context)
+
+    assert examined(made.folder) == f"float32, cpu, {WHO}"
+    assert examined(made.plain) == "float32, cpu"
+    with pytest.raises(UnknownPlugin, match="torch weights 'gest'"):
+        examined(made.folder, weights="gest")
+
+
 class Raises(RowScaledReader):
     def weights(self) -> Any:
         raise KeyError("secret")

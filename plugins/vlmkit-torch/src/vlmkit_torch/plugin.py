@@ -56,9 +56,12 @@ def _build_encoder(context: BuildContext) -> Any:
 
 
 def _examine_engine(context: BuildContext) -> str:
+    from vlmkit_torch.attention.choice import BackendChoice
     from vlmkit_torch.loading.weights import examine
 
-    return examine(context)
+    settings: EngineSettings = context.settings or EngineSettings()
+    attention = BackendChoice(context, settings.attention).described()
+    return ", ".join(filter(None, (examine(context), attention)))
 
 
 def _examine_encoder(context: BuildContext) -> str:

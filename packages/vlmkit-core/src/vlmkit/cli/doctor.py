@@ -49,7 +49,7 @@ def doctor(
                 entry.model,
                 plugins,
                 entry.revision,
-                inspect=partial(_model_report, config=layered.config, plugins=plugins),
+                inspect=partial(_model_report, config=layered.config, plugins=plugins, entry=entry),
                 is_final=lambda found: bool(found["unserved"]),
             )
     if as_json:
@@ -60,9 +60,11 @@ def doctor(
         click.get_current_context().exit(1)
 
 
-def _model_report(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins") -> dict[str, Any]:
+def _model_report(
+    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins", entry: "ModelEntry"
+) -> dict[str, Any]:
     """Return the report on a model."""
-    found = list(verdicts(checkpoint, config, plugins))
+    found = list(verdicts(checkpoint, config, plugins, entry))
     return {
         "model": {"name": checkpoint.name, "family": checkpoint.model_type or None},
         "verdicts": found,
@@ -91,6 +93,7 @@ def _remote_report(
         "how": how,
         "reason": reason or None,
         "priority": None,
+        "is_known": True,
     }
     return {
         "model": {"name": name_of(entry), "family": None},
@@ -123,11 +126,20 @@ def _write(report: dict[str, Any]) -> None:
         click.echo("\nvalues of generation_config.json that are ignored")
         rows = [(each["field"], each["value"], each["reason"]) for each in ignored]
         output.columns(("FIELD", "VALUE", "REASON"), rows)
-    if report["unserved"]:
-        lacking = " and no ".join(component.replace("_", " ") for component in report["unserved"])
-        name = report["model"]["name"]
+    for error in _errors(report):
         click.echo(err=True)
-        click.secho(f"error: no {lacking} here can serve model {name!r}", err=True, fg="red")
+        click.secho(f"error: {error}", err=True, fg="red")
+
+
+def _errors(report: dict[str, Any]) -> list[str]:
+    """Return why the model cannot be served; a provider that is not installed by its own reason."""
+    absent = {v["component"]: v["reason"] for v in report["verdicts"] if not v["is_known"]}
+    unable = [each for each in report["unserved"] if each not in absent]
+    errors = list(absent.values())
+    if unable:
+        lacking = " and no ".join(component.replace("_", " ") for component in unable)
+        errors.append(f"no {lacking} here can serve model {report['model']['name']!r}")
+    return errors
 
 
 def _ignored_generation_config(checkpoint: "Checkpoint") -> list[dict[str, str]]:
@@ -142,11 +154,15 @@ def _chosen(verdict: dict[str, Any]) -> str:
 
 
 def verdicts(
-    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
+    checkpoint: "Checkpoint",
+    config: "Config",
+    plugins: "Plugins",
+    entry: "ModelEntry | None" = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the verdict on each provider if this model were loaded with this config.
 
-    The chosen provider examines the model, and is not chosen if it refuses.
+    The chosen provider examines the model, and is not chosen if it refuses. A provider that the
+    config names has a verdict even if it is not installed; ``is_known`` tells that.
     """
     from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
@@ -158,20 +174,23 @@ def verdicts(
         checkpoint.name,
         checkpoint,
         registries=plugins.by_kind,
-        components=_components(checkpoint, config, plugins),
+        components=_components(checkpoint, config, plugins, entry),
     )
     for section in COMPONENTS:
         registry = registry_of(plugins, section)
-        component = config.component(section)
+        component = config.component(section, entry)
         if is_left_out(section, component):
             continue
         is_auto_vision = section == "media_encoder" and component.use == "auto"
-        follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
+        follows = is_auto_vision and (
+            encoder_of_engine(config, plugins, checkpoint, entry) is not None
+        )
         why_others = "the engine's own is taken" if follows else "not preferred"
         try:
-            selected = registry.key(chosen(section, config, plugins, checkpoint))
-        except VlmkitError:
-            selected = None
+            selected = registry.key(chosen(section, config, plugins, checkpoint, entry))
+            absence = ""
+        except VlmkitError as error:
+            selected, absence = None, _absence(error, section, component.use, plugins)
         for name, provider in _by_key(registry, selected):
             is_named = name in (selected, component.use)
             objection = with_hint(provider.objection(checkpoint, is_named=is_named))
@@ -185,21 +204,38 @@ def verdicts(
                 "how": how,
                 "reason": reason or None,
                 "priority": None if objection else provider.priority_for(checkpoint),
+                "is_known": True,
             }
         if selected is None:
             is_without = is_needless(section, component, plugins, checkpoint)
+            reason = absence or "no installed provider can serve this model"
             yield {
                 "component": section,
-                "provider": "none",
+                "provider": component.use if absence else "none",
                 "is_chosen": is_without,
                 "how": "",
-                "reason": None if is_without else "no installed provider can serve this model",
+                "reason": None if is_without else reason,
                 "priority": None,
+                "is_known": not absence,
             }
 
 
+def _absence(error: VlmkitError, section: str, use: str, plugins: "Plugins") -> str:
+    """Return why a name selects no provider; empty if one was found that cannot serve."""
+    from vlmkit.config.providers import with_broken_plugins
+    from vlmkit.errors import PluginError, PluginUnavailable
+
+    if isinstance(error, PluginUnavailable):
+        return ""
+    explained = with_broken_plugins(error, plugins) if isinstance(error, PluginError) else error
+    return "; ".join(filter(None, (f"{section}.use = {use!r}: {explained}", explained.hint)))
+
+
 def _components(
-    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
+    checkpoint: "Checkpoint",
+    config: "Config",
+    plugins: "Plugins",
+    entry: "ModelEntry | None" = None,
 ) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return name and settings of the provider of each component that has one."""
     from vlmkit.assembly.load import chosen
@@ -208,11 +244,11 @@ def _components(
 
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for section in COMPONENTS:
-        component = config.component(section)
+        component = config.component(section, entry)
         if is_left_out(section, component):
             continue
         with suppress(VlmkitError):
-            provider = chosen(section, config, plugins, checkpoint)
+            provider = chosen(section, config, plugins, checkpoint, entry)
             found[section] = registry_of(plugins, section).key(provider), component.settings
     return found
 

@@ -37,6 +37,20 @@ class BackendChoice:
         if registered is not None:
             registered.choose(self.name, self.context.checkpoint)
 
+    def described(self) -> str:
+        """Return the backends that may be chosen, the preferred first, with their plugins.
+
+        The first that supports a model is chosen, which is known once the model is built. Empty
+        without registries.
+
+        Raises:
+            PluginError: as for :meth:`refuse_absent`.
+        """
+        registered = self._registered
+        if registered is None:
+            return ""
+        return " or ".join(_who(registered, each) for each in self._candidates(registered))
+
     @property
     def is_own(self) -> bool:
         """Whether only the backend of this plugin can be chosen."""
@@ -71,8 +85,8 @@ class BackendChoice:
                 continue
             log.info("attention backend: %s", key)
             is_own = provider.plugin == DISTRIBUTION
-            who = f"torch attention {key!r} from {provider.plugin!r}"
-            return _prepared(backend if is_own else CheckedBackend(backend, who), needs)
+            checked = backend if is_own else CheckedBackend(backend, _who(registered, provider))
+            return _prepared(checked, needs)
         every = "; ".join(f"{key}: {reason}" for key, reason in reasons.items())
         raise PluginUnavailable(
             f"no torch attention can run this model ({every or 'none is installed'})",
@@ -90,6 +104,11 @@ class BackendChoice:
         if self.name == "auto":
             return registered.able(subject)
         return [registered.choose(self.name, subject)]
+
+
+def _who(registered: Registered[AttentionBackend], provider: Any) -> str:
+    """Return the description of a provider in messages, with its plugin."""
+    return f"torch attention {registered.key(provider)!r} from {provider.plugin!r}"
 
 
 def _prepared(backend: AttentionBackend, needs: AttentionNeeds) -> AttentionBackend:

@@ -83,16 +83,18 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
 
 
 def examine(context: BuildContext) -> str:
-    """Return the precision and the device that a model would use; read no weights.
+    """Return precision, device and the reader of quantized weights of a model; read no weights.
 
     Raises:
         CheckpointError: transformers cannot read its configuration, or the family is not supported.
         ConfigError: the device is absent.
+        PluginError: no plugin provides the reader, or none can read the weights.
     """
     reader = reader_of(context, sizing.settings_of(context).weights)
     config, device, dtype, _ = _plan(context, reader)
     auto_class(context.files, config)
-    return f"{str(dtype).removeprefix('torch.')}, {device}"
+    found = [str(dtype).removeprefix("torch."), str(device)]
+    return ", ".join([*found, reader.who] if reader is not None else found)
 
 
 def examine_encoder(context: BuildContext) -> str:
