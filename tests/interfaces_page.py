@@ -15,16 +15,29 @@ from vlmkit.checkpoints.generation_config import FIELDS
 from vlmkit.deprecated import MOVED, RENAMED
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit_server.plugin import VLMKIT_KINDS
+from vlmkit_torch.interfaces import kinds as torch_kinds
 
 FIELDS_BEGIN, FIELDS_END = "<!-- fields -->", "<!-- end of fields -->"
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
 SOURCE = ROOT / "packages/vlmkit-core/src/vlmkit"
-SERVER = "vlmkit_server."
-"""What names of the server's modules begin with; those of the core are shortened."""
-ALL_KINDS = (*KINDS, *VLMKIT_KINDS)
+SOURCES = {
+    "vlmkit_server.": ROOT / "packages/vlmkit-server/src",
+    "vlmkit_torch.": ROOT / "plugins/vlmkit-torch/src",
+}
+"""What names of the modules of other distributions begin with; those of the core are shortened."""
+KINDS_BY_OWNER = {
+    "vlmkit-core": KINDS,
+    "vlmkit-server": VLMKIT_KINDS,
+    torch_kinds.DISTRIBUTION: torch_kinds.KINDS,
+}
+OWNERS = {kind: owner for owner, kinds in KINDS_BY_OWNER.items() for kind in kinds}
+ALL_KINDS = tuple(OWNERS)
+SELECTED_BY = {"torch_attention": "engine.attention", "torch_weights": "engine.weights"}
+"""The settings that select providers of kinds without a section."""
 TEMPLATES = "../../packages/vlmkit-testing/src/vlmkit_testing/templates"
+TORCH_TEMPLATES = "../../plugins/vlmkit-torch/src/vlmkit_torch/testing/templates"
 
 HEAD = """# Interfaces
 
@@ -60,7 +73,24 @@ OF_KINDS = {
     "monitor": ("vlmkit_server.interfaces.monitor",),
     "model": ("kit.checkpoint",),
     "command": (),
+    "torch_attention": (
+        "vlmkit_torch.interfaces.torch_attention",
+        "vlmkit_torch.attention.layer_kind",
+        "vlmkit_torch.attention.parameters",
+        "vlmkit_torch.attention.step",
+        "vlmkit_torch.cache.kv_cache",
+        "vlmkit_torch.devices.uploads",
+    ),
+    "torch_weights": (
+        "vlmkit_torch.interfaces.torch_weights",
+        "vlmkit_torch.loading.stored_tensors",
+    ),
 }
+ONLY = {
+    "vlmkit_torch.attention.step": ("NewTokens", "StepTokens"),
+    "vlmkit_torch.cache.kv_cache": ("KVPools",),
+}
+"""The public names of modules of which the others are private."""
 SHARED = {
     "prompts and answers": (
         "interfaces.prompt",
@@ -154,7 +184,7 @@ def values() -> str:
     for package, title in OF_VALUES.items():
         parts.append(f"## {title}")
         for path in sorted((SOURCE / package).glob("*.py")):
-            if path.stem != "__init__":
+            if not path.stem.startswith("_"):
                 parts += _module(f"{package}.{path.stem}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -181,19 +211,22 @@ def _introduction(kind: Kind[object]) -> str:
     made = kind.meaning.removeprefix("what ")
     contract = f"[its contract](contracts.md) is `{kind.contract.replace(':', '.')}`"
     command = f"vlmkit plugins new {kind.name.replace('_', '-')} FOLDER"
-    example = f"[a whole example]({TEMPLATES}/{kind.name}), which `{command}` makes yours"
+    templates = TORCH_TEMPLATES if kind.template else TEMPLATES
+    example = f"[a whole example]({templates}/{kind.name}), which `{command}` makes yours"
     links = [f"`{kind.hook}`", *([contract] if kind.contract else []), example]
     builds = " `build` returns a `click.Command`." if kind.makes is None else ""
-    return f"What {made}.{builds} Offered by {'; '.join(links)}."
+    return f"What {made}.{builds} Owned by {OWNERS[kind]}. Offered by {'; '.join(links)}."
 
 
 def _module(name: str) -> Iterator[str]:
     """Yield a module's text, and each public thing in it."""
     tree = _tree(name)
-    yield f"### `{name if name.startswith(SERVER) else f'vlmkit.{name}'}`"
+    yield f"### `{name if name.startswith(tuple(SOURCES)) else f'vlmkit.{name}'}`"
     yield _described(ast.get_docstring(tree) or "")
     yield _from_elsewhere(tree)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if name in ONLY and getattr(node, "name", "") not in ONLY[name]:
+            continue
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
             yield from _public(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_text(after):
@@ -205,8 +238,14 @@ def _module(name: str) -> Iterator[str]:
 
 
 def _tree(name: str) -> ast.Module:
-    source = ROOT / "packages/vlmkit-server/src" if name.startswith(SERVER) else SOURCE
-    return ast.parse((source / f"{name.replace('.', '/')}.py").read_text())
+    source = next((path for each, path in SOURCES.items() if name.startswith(each)), SOURCE)
+    tree = ast.parse((source / f"{name.replace('.', '/')}.py").read_text())
+    for node in ast.walk(tree):
+        for part in ("annotation", "returns"):
+            text = getattr(getattr(node, part, None), "value", None)
+            if isinstance(text, str):  # the name of what is defined later, or imported for types
+                setattr(node, part, ast.parse(text, mode="eval").body)
+    return tree
 
 
 def _public(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
@@ -225,7 +264,8 @@ def _from_elsewhere(tree: ast.Module) -> str:
         f"`{alias.name}` of `{node.module}`"
         for block in blocks
         for node in block.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("vlmkit.", SERVER))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("vlmkit.", *SOURCES))
         for alias in node.names
         if not alias.name.startswith("_") and alias.name[0].isupper()
     ]
@@ -242,8 +282,7 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
     parents = [base for base in bases if base not in ("Protocol", "Struct", "msgspec.Struct")]
     yield f"#### `{node.name}{'(' + ', '.join(parents) + ')' if parents else ''}`"
     text = ast.get_docstring(node) or ""
-    fields = dict(_fields(node))
-    yield _described(text, fields)
+    yield _described(text, dict(_fields(node)), dict(_types_of_init(node)))
     for part in node.body:
         is_method = isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_method and (part.name[0] != "_" or part.name == "__len__"):
@@ -258,6 +297,31 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
         if is_field and not part.target.id.startswith("_"):
             default = _default(part.value)
             yield part.target.id, f"{ast.unparse(part.annotation)}{default}"
+
+
+def _types_of_init(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield what ``__init__`` takes, and what it and the class set, with types where stated."""
+    inits = [part for part in node.body if getattr(part, "name", "") == "__init__"]
+    found = dict(pair for init in inits for pair in _types_of_arguments(init.args))
+    for part in [*node.body, *(part for init in inits for part in init.body)]:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Attribute):
+            found[part.target.attr] = ast.unparse(part.annotation)
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant | ast.Name):
+            is_name = isinstance(part.value, ast.Name)
+            kind = found.get(part.value.id) if is_name else type(part.value.value).__name__
+            names = (getattr(each, "attr", getattr(each, "id", "")) for each in part.targets)
+            found |= {name: kind.partition(" = ")[0] for name in names if kind}
+    yield from found.items()
+
+
+def _types_of_arguments(arguments: ast.arguments) -> Iterator[tuple[str, str]]:
+    """Yield the names of arguments, and their types and defaults."""
+    by_place = [*arguments.posonlyargs, *arguments.args]
+    lacking: list[ast.expr | None] = [None] * (len(by_place) - len(arguments.defaults))
+    defaults = [*lacking, *arguments.defaults, *arguments.kw_defaults]
+    for each, default in zip([*by_place, *arguments.kwonlyargs], defaults, strict=True):
+        if each.annotation is not None:
+            yield each.arg, f"{ast.unparse(each.annotation)}{_default(default)}"
 
 
 def _default(value: ast.expr | None) -> str:
@@ -283,8 +347,16 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"{begins}{node.name}({arguments}){returns}"
 
 
-def _described(text: str, fields: dict[str, str] | None = None) -> str:
-    """Return a docstring as Markdown; fields get their types, also those that it does not name."""
+def _described(
+    text: str, fields: dict[str, str] | None = None, types: dict[str, str] | None = None
+) -> str:
+    """Return a docstring as Markdown, with types.
+
+    Args:
+        text: the docstring.
+        fields: types of fields; those that the docstring does not name are listed, too.
+        types: types of other names.
+    """
     paragraphs, listed = [], set()
     for block in text.split("\n\n"):
         title, _, rest = block.partition("\n")
@@ -294,7 +366,7 @@ def _described(text: str, fields: dict[str, str] | None = None) -> str:
         rows, entries = [], textwrap.dedent(rest)
         for name, said in [("", entries)] if title == "Returns:" else _entries(entries):
             listed.add(name)
-            kind = (fields or {}).get(name)
+            kind = ((types or {}) | (fields or {})).get(name)
             shown = f"{name}: {kind}" if kind else name
             rows.append(f"- `{shown}`: {_prose(said)}" if name else f"- {_prose(said)}")
         word = SECTIONS[title.rstrip(":")]

@@ -47,14 +47,19 @@ def code(text):
     return f"`{text}`" if text else "none"
 
 
+def section_of(kind):
+    setting = interfaces_page.SELECTED_BY.get(kind.name, "")
+    return setting or (kind.section and f"[{kind.section}]")
+
+
 def test_the_table_of_kinds_equals_the_code():
     rows = [
         f"| {kind.words} | `{kind.hook}` | "
         + code(
             "click.Command" if kind is COMMAND else f"{kind.makes.__module__}.{kind.makes.__name__}"
         )
-        + f" | {kind.mode} | {code(kind.section and f'[{kind.section}]')} | "
-        + f"{code(kind.contract.replace(':', '.'))} |"
+        + f" | {kind.mode} | {code(section_of(kind))} | {code(kind.contract.replace(':', '.'))} | "
+        + f"{interfaces_page.OWNERS[kind]} |"
         for kind in interfaces_page.ALL_KINDS
     ]
     page = (ROOT / "docs/reference/hooks.md").read_text()

@@ -125,8 +125,22 @@ def test_every_kind_on_the_page_has_protocol_contract_and_example():
 
 def test_the_page_of_interfaces_shows_no_private_names():
     every = "".join(interfaces_page.pages().values())
-    shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", every, re.MULTILINE)
-    assert not [line for line in shown if re.search(r"[ `]_", line)]
+    shown = re.findall(r"^(?:###|- \*\*|- `)[^:(]*", every, re.MULTILINE)
+    assert not [line for line in shown if re.search(r"[ `.]_", line)]
+
+
+def test_the_page_of_interfaces_states_the_type_of_every_attribute_and_argument_of_a_class():
+    text = interfaces_page.interfaces()
+    assert not re.findall(r"^- `\w+`:", text, re.MULTILINE)
+    assert "- `decodes: bool = True`: whether" in text
+    assert "- `dense: torch.Tensor | None = None`: `[seq, seq]` bool" in text
+    assert "'LayerKind'" not in text
+
+
+def test_kinds_that_a_plugin_owns_are_on_the_page_of_interfaces_with_their_owner():
+    text = interfaces_page.interfaces()
+    for kind in ("Torch attention", "Torch weights"):
+        assert "Owned by vlmkit-torch." in text.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
 
 
 def test_the_page_of_interfaces_states_arguments_units_and_errors_of_a_method():
@@ -146,7 +160,8 @@ def test_the_page_on_stability_names_distributions_with_taken_names():
 def test_every_module_of_values_is_on_the_page_of_values():
     text = interfaces_page.values()
     for package in (vlmkit.types, vlmkit.kit):
-        names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        modules = pkgutil.iter_modules(package.__path__)
+        names = {module.name for module in modules if module.name[0] != "_"}
         assert {n for n in names if f"\n### `{package.__name__}.{n}`\n" in text} == names
 
 

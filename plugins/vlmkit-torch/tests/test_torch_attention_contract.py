@@ -1,5 +1,6 @@
 """The backend of this plugin keeps the contract of attention, which detects broken backends."""
 
+import contracts_page
 import pytest
 from broken_backends import DETECTED_BY
 
@@ -28,6 +29,12 @@ def test_the_contract_detects_a_broken_backend(kind: type[SdpaAttention]) -> Non
     test = getattr(contract_on(kind), f"test_{DETECTED_BY[kind]}")
     with pytest.raises((AssertionError, IndexError, RuntimeError)):
         test()
+
+
+def test_the_page_of_contracts_lists_what_the_contracts_of_this_plugin_detect() -> None:
+    page = contracts_page.PAGE.read_text(encoding="utf-8")
+    assert contracts_page.renewed(page) == page, "renew it: python contracts_page.py"
+    assert "| Sees later tokens | `test_chunks_are_causal` |" in page
 
 
 def test_every_test_of_the_contract_detects_a_broken_backend() -> None:

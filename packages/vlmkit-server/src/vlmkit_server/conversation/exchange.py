@@ -24,19 +24,20 @@ from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request as RunnerRequest
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_server.admission.admission import admission_of
+from vlmkit_server.admission.admission import Admission, admission_of
 from vlmkit_server.admission.bodies import Body
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.conversation.prompt_scorer import PromptScorer
-from vlmkit_server.conversation.request_builder import ignored_fields
+from vlmkit_server.conversation.request_builder import RequestBuilder, ignored_fields
 from vlmkit_server.conversation.tool_loop import ToolLoop
 from vlmkit_server.exchange.demand_headers import UNCONSTRAINED_HEADER, DemandHeaders
 from vlmkit_server.exchange.full_response import Ending, PiecedAnswer, WholeAnswer
 from vlmkit_server.exchange.named_errors import AnswerReader, naming_fields, naming_media
 from vlmkit_server.exchange.obfuscation import Obfuscated
+from vlmkit_server.exchange.service import Service
 from vlmkit_server.exchange.streaming import Chunks, Events, EventStream
 from vlmkit_server.gather import in_order
-from vlmkit_server.http.caller import caller_of
+from vlmkit_server.http.caller import Caller, caller_of
 from vlmkit_server.http.errors import TooLate, Unavailable
 from vlmkit_server.interfaces.api import Handler
 from vlmkit_server.interfaces.conversation import NO_EXTRAS, AnswerHead, Conversation, Extras
@@ -121,10 +122,10 @@ class Exchange:
         needs_json_type: bool = True,
     ) -> None:
         self.http = request
-        self.service = host.service
-        self.admission = admission_of(request.scope)
-        self.builder = host.builder
-        self.caller = caller_of(request)
+        self.service: Service = host.service
+        self.admission: Admission = admission_of(request.scope)
+        self.builder: RequestBuilder = host.builder
+        self.caller: Caller = caller_of(request)
         self.headers: dict[str, str] = {}
         self.plugin_fields: dict[str, Any] = {}
         self.model = ""

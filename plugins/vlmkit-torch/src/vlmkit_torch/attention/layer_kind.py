@@ -44,11 +44,11 @@ class LayerKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """A family's own mask of a prompt that is not simply causal.
+    """Which tokens each token of a prompt, or of a part of one, sees.
 
     Attributes:
-        start: ``[seq]`` first token that each token sees.
-        stop: ``[seq]`` one past the last that it sees.
+        start: ``[seq]`` int64, the first token that each token sees.
+        stop: ``[seq]`` int64, one past the last that it sees.
         dense: ``[seq, seq]`` bool on the device, only if some token's range has holes.
     """
 

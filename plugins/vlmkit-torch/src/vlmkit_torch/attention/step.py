@@ -38,7 +38,12 @@ class NewTokens(NamedTuple):
         return len(self.slots) - self.first
 
     def visible(self, kind: LayerKind) -> Visibility:
-        """Return which tokens of the sequence each new token sees in layers of a kind."""
+        """Return which tokens of the sequence each new token sees in layers of a kind.
+
+        Returns:
+            ``start`` and ``stop``: int64 arrays ``[new]`` on the host; ``dense``: None, or a bool
+            tensor ``[new, stop]`` on the device, where ``stop`` is the length of ``slots``.
+        """
         index = np.arange(self.first, len(self.slots))
         start, stop = kind.first_visible_each(index), index + 1
         view = self.views.get(kind.name) or self.views.get("full_attention")

@@ -34,7 +34,7 @@ class AttentionCapabilities:
         softcaps: whether scores may have a limit (Gemma 2).
         sinks: whether a head may have a sink, a further score without a value (GPT-OSS).
         image_spans: whether a prompt may have a mask of its own: ranges of tokens that see each
-            other both ways (Gemma 3, PaliGemma). See :attr:`.NewTokens.views`.
+            other both ways (Gemma 3, PaliGemma). See ``NewTokens.views``.
     """
 
     devices: frozenset[str] | None = None
