@@ -329,7 +329,7 @@ def test_the_plugin_guide_links_every_protocol_and_example():
         slug = kind.words.replace(" ", "-")
         assert f"[{kind.words}](../reference/interfaces.md#{slug})" in text
         assert f"\n## {kind.words.capitalize()}\n" in interfaces
-        assert f"/vlmkit_testing/templates/{kind.name})" in text
+        assert f"testing/templates/{kind.name})" in text
 
 
 def test_the_example_of_an_identity_follows_the_content_of_a_name(tmp_path):

@@ -1,6 +1,7 @@
 """``vlmkit plugins check`` runs the contracts of installed providers and reports failures."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -259,6 +260,18 @@ def test_tools_are_called_only_with_the_option_call_tools(failing_plugin: Path) 
     assert "--call-tools" in report["findings"][0]["reason"]
     _, report = checked(failing_plugin, "tools", *LOCAL, "--call-tools")
     assert report["held"] > 0
+
+
+def test_what_an_api_needs_to_be_tested_whole_is_told_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vlmkit", "plugins", "check", "openai-chat"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    *_, summary, last = done.stdout.splitlines()
+    held, skipped, failed = map(int, re.findall(r"\d+", summary))
+    assert held
+    assert not failed
+    assert last.startswith(f"skipped {skipped} of api: the bodies of its requests are not known")
+    assert "inherit vlmkit_testing.ApiContract" in last
+    assert re.search(r"api +skipped +each route answers its request\n", done.stdout)
 
 
 def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

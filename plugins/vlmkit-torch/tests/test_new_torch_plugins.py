@@ -84,7 +84,9 @@ def test_plugins_check_passes_on_a_new_project(name: str, written: Path) -> None
 def test_the_command_writes_the_template_of_a_plugins_kind(tmp_path: Path) -> None:
     words = ("vlmkit", "plugins", "new", "torch-attention", "vlmkit-far")
     done = run(tmp_path, tmp_path, *words)
-    assert done.stdout.startswith("vlmkit-far, a torch attention: 8 files in vlmkit-far\n")
+    assert done.stdout.startswith(
+        "vlmkit-far, a plugin of the kind torch attention: 8 files in vlmkit-far\n"
+    )
     assert (tmp_path / "vlmkit-far/src/vlmkit_far/attention.py").is_file()
 
 

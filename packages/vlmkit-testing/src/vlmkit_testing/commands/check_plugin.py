@@ -1,6 +1,7 @@
 """``vlmkit plugins check``: runs the contract of an installed provider."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -79,14 +80,17 @@ def check(
 
 
 def _tell(findings: "Sequence[Finding]", counts: dict[str, int]) -> None:
-    """Write a table of all findings, and each failure in full."""
-    rows = [(f.kind, f.outcome, ": ".join(filter(None, (f.sentence, f.reason)))) for f in findings]
+    """Write a table of all findings, each failure in full, and the reasons of skipped tests."""
+    rows = [(f.kind, f.outcome, f.sentence) for f in findings]
     output.columns(("KIND", "OUTCOME", "SENTENCE"), sorted(rows))
     for finding in findings:
         if finding.outcome == "failed":
             click.echo(f"\n{finding.as_text()}")
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     click.echo(summary if counts["held"] or counts["failed"] else f"{summary}: nothing was tried")
+    skipped = Counter((f.kind, f.reason) for f in findings if f.outcome == "skipped")
+    for (kind, reason), number in skipped.items():
+        click.echo(f"skipped {number} of {kind}: {reason}")
 
 
 def _parts(entry: "ModelEntry", layered: "LayeredConfig", found: "Plugins") -> "ModelParts":

@@ -83,8 +83,7 @@ def new(*, kind: "Kind[Any]", folder: Path, name: str | None, as_json: bool) -> 
             }
         )
         return
-    article = "an" if kind.words[0] in "aeiou" else "a"
-    summary = f"{written.distribution}, {article} {kind.words}"
+    summary = f"{written.distribution}, a plugin of the kind {kind.words}"
     click.echo(f"{summary}: {len(written.files)} files in {folder}")
     for command in (f"cd {folder}", 'pip install -e ".[test]"', "pytest", "mypy", check):
         click.echo(f"  {command}")

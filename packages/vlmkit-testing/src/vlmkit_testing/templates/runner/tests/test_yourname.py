@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,15 @@ def test_an_unsupported_parameter_is_refused(server: Server, params: dict[str, A
         (name,) = params
         with pytest.raises(RequestError, match=f"does not follow {name}"):
             model.generate("hello", **params)
+
+
+def test_the_bytes_of_all_tokens_are_known_without_a_request(server: Server) -> None:
+    with closing(remote(server)) as runner:
+        server.kill()
+        assert len(runner.token_table()) == KNOWN["vocab_size"]
+        assert [runner.token_bytes(token_id) for token_id in b"abc"] == [b"a", b"b", b"c"]
+        with pytest.raises(RequestError, match="not in the vocabulary"):
+            runner.token_bytes(KNOWN["vocab_size"])
 
 
 def test_a_slow_reader_stops_the_other_server(server: Server) -> None:

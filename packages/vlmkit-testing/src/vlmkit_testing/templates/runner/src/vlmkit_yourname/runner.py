@@ -30,6 +30,7 @@ from vlmkit_yourname.client import Client, Event, Text, Tokens, events
 from vlmkit_yourname.plugin import RemoteSettings
 
 T = TypeVar("T")
+MAX_TABLE_REQUESTS = 32
 
 
 class RemoteRunner:
@@ -49,7 +50,7 @@ class RemoteRunner:
         self, reference: str, name: str, settings: RemoteSettings, bounds: PipelineSettings
     ) -> None:
         self._settings = settings
-        self._bytes: dict[int, bytes] = {}  # at most as many as there are tokens
+        self._table: list[bytes] = []
         self._open: dict[AnswerBuffer, asyncio.Task[None]] = {}
         self._num_starting = 0
         self._counters = dict.fromkeys(("num_finished", "num_aborted", "num_failed"), 0)
@@ -62,6 +63,7 @@ class RemoteRunner:
         self._thread.start()
         try:
             self._client, model = self._wait(self._connected(reference))
+            self._table = self._wait(self._read_table())
         except BaseException:
             self.close()
             raise
@@ -106,9 +108,13 @@ class RemoteRunner:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token; those of a part of a character are not known."""
-        if token_id not in self._bytes:
-            self._bytes[token_id] = self.detokenize([token_id]).encode()
-        return self._bytes[token_id]
+        if not 0 <= token_id < len(self._table):
+            raise RequestError("a token is not in the vocabulary", param="token_ids")
+        return self._table[token_id]
+
+    def token_table(self) -> Seq[bytes]:
+        """Return the bytes of all tokens, which were read when the runner was built."""
+        return self._table
 
     # State.
 
@@ -170,6 +176,30 @@ class RemoteRunner:
         except BaseException:
             await client.aclose()
             raise
+
+    async def _read_table(self) -> list[bytes]:
+        """Return the bytes of every token: ``token_bytes`` must not wait for another server.
+
+        If your server can return its vocabulary, replace this by one request.
+        """
+        table: list[bytes] = []
+        while (num_left := self._settings.vocab_size - len(table)) > 0:
+            ids = range(len(table), len(table) + min(num_left, MAX_TABLE_REQUESTS))
+            found = await asyncio.gather(*map(self._bytes_of, ids), return_exceptions=True)
+            for content in found:
+                if isinstance(content, BaseException):
+                    raise content
+                table.append(content)
+        return table
+
+    async def _bytes_of(self, token_id: int) -> bytes:
+        try:
+            asked = self._client.post("/detokenize", {"tokens": [token_id]}, Text)
+            return (await self._reached(asked)).prompt.encode()
+        except QueueFull:
+            raise
+        except RequestError:  # only the logits have the token
+            return b""
 
     async def _keep_watch(self) -> None:
         while self._failure is None:
