@@ -216,7 +216,7 @@ def running(
     service = Service(
         served, settled, toolbox, monitors, component_names=component_names, fetch=fetch
     )
-    server = Server(service, apis)
+    server = Server(service, apis, component_names)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

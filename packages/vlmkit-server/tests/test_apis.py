@@ -3,11 +3,14 @@
 import asyncio
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
 import pytest
 from litestar import Controller, get
+from running_server import eventually, running
 
 from vlmkit.config import read_layers
 from vlmkit.config.plugin_loading import load_plugins
@@ -18,6 +21,7 @@ from vlmkit_server.apis.openai_chat.events import AnswerEvents
 from vlmkit_server.apis.openai_chat.route import ChatApi
 from vlmkit_server.app import create_app
 from vlmkit_server.commands.components import apis
+from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Route
 from vlmkit_testing import ApiContract
 from vlmkit_testing.contracts.api_contract import MODEL, Sent
@@ -222,6 +226,84 @@ def test_an_error_at_the_end_of_a_stream_is_its_last_event(monkeypatch):
     assert received.status == 200
     assert b"internal_error" in received.pieces[-1]
     assert b"no end" not in received.body
+
+
+class Raising(ChatApi):
+    """An API whose handler, or an event of whose stream, raises a foreign error."""
+
+    def routes(self, host, /):
+        async def fail(exchange, body):
+            """Raise an error with a client's text."""
+            raise KeyError(body.messages[0].content)
+
+        class Files(Controller):
+            path = "/raising"
+
+            @get(operation=Operation(dict, access="open"))
+            async def read(self) -> dict[str, str]:
+                """Raise an error."""
+                raise KeyError
+
+        route = super().routes(host)[0]
+        return [route, replace(route, path="/fails", handler=fail), Files]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        Sent("/fails", HELLO),
+        Sent("/v1/chat/completions", HELLO | {"stream": True}),
+        Sent("/raising", method="GET"),
+    ],
+)
+def test_the_log_names_the_api_whose_code_raised(monkeypatch, caplog, sent):
+    monkeypatch.setattr("vlmkit_server.apis.openai_chat.route.AnswerEvents", LastEventFails)
+    (received,) = ApiServer(Raising(), ScriptedRunner()).send(sent)
+    assert b"internal_error" in received.body
+    assert " of api 'tested' failed: " in caplog.text
+    assert "hello" not in caplog.text
+
+
+def test_the_log_of_an_error_of_the_server_itself_names_no_api(caplog, monkeypatch):
+    def fail(*_):
+        raise KeyError
+
+    monkeypatch.setattr("vlmkit_server.operate.models.model_body", fail)
+    (received,) = ApiServer(ChatApi(), ScriptedRunner()).send(Sent("/v1/models", method="GET"))
+    assert received.status == 500
+    assert "failed: KeyError" in caplog.text
+    assert " of api" not in caplog.text
+
+
+class Blocking(ChatApi):
+    """An API whose handler blocks the event loop until it is released."""
+
+    def __init__(self):
+        self.released = threading.Event()
+
+    def routes(self, host, /):
+        async def block(exchange, _):
+            """Block."""
+            self.released.wait(60)
+            return exchange.json({})
+
+        return [Route(path="/block", scope="open", handler=block, answer=dict, method="GET")]
+
+
+def test_the_log_names_the_api_that_blocks_the_event_loop(caplog):
+    api = Blocking()
+    names = ComponentNames({"api.blocking": "api 'blocking' of vlmkit-blocking"})
+    with (
+        running(apis={**APIS, "blocking": api}, component_names=names) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(server.get, "/block")
+        assert eventually(lambda: "event loop is blocked" in caplog.text)
+        api.released.set()
+        assert answer.result().status_code == 200
+    (record,) = [r for r in caplog.records if "event loop is blocked" in r.getMessage()]
+    assert "s by api 'blocking' of vlmkit-blocking; stack:" in record.getMessage()
+    assert " block\n" in record.getMessage()
 
 
 def test_a_route_cannot_be_made_without_a_scope():

@@ -79,6 +79,10 @@ def test_a_server_lives_and_is_not_ready_while_the_process_of_its_model_is_resta
                 list(answer)
         assert eventually(lambda: server.status() == 503)
         assert (server.status("/healthz"), server.status("/health")) == (200, 200)
+        readiness = server.get("/readyz")
+        assert (readiness.json()["status"], readiness.headers["retry-after"]) == ("loading", "2")
+        assert readiness.json()["models"]["mock"]["state"] == "restarting"
+        assert server.get("/v1/models/mock").json()["state"] == "restarting"
         refused = server.post(chat())
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
         assert refused.headers["retry-after"]

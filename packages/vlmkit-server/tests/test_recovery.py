@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+from functools import partial
 
 import pytest
-from running_server import eventually, running
+from running_server import eventually, mock_pipeline, running
 
+from vlmkit.errors import EngineFailed
+from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
 from vlmkit_server.fleet import load_watch
 from vlmkit_server.fleet.recovery import STEADY_S, Restarts
 from vlmkit_server.settings.fleet import FleetSettings
@@ -50,6 +53,32 @@ def test_a_slow_load_is_logged_repeatedly_until_its_timeout(monkeypatch, caplog)
     assert given_up == ["one"]
     assert "loading model 'one' has taken 0.01 s so far" in caplog.text
     assert "loading model 'one' has taken 0.02 s so far" in caplog.text
+
+
+class FailingRunner(ForwardedRunner):
+    """A runner that fails with the error that a test tells."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.on_failure = partial(setattr, self, "tell")
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (EngineFailed("its server\ndoes not answer"), "EngineFailed: its server does not answer"),
+        (ConnectionError("a client's words"), "ConnectionError"),
+    ],
+)
+def test_the_log_has_the_reason_of_a_failed_runner_and_no_text_of_other_errors(
+    caplog, error, logged
+):
+    runner = FailingRunner(mock_pipeline())
+    with running({"one": runner}) as server:
+        runner.tell(error)
+        assert eventually(lambda: server.service.fleet.recovery.error is not None)
+    (record,) = [each for each in caplog.records if each.name == "vlmkit_server.fleet.recovery"]
+    assert record.getMessage() == f"the engine of model 'one' failed: {logged}"
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.05])

@@ -44,6 +44,7 @@ from vlmkit_server.http.open_files import ReserveDescriptor, raise_file_limit
 from vlmkit_server.interfaces.api import Api
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.interfaces.tool_source import ToolSource
+from vlmkit_server.operate.event_loop_watch import EventLoopWatch, packages_of
 from vlmkit_server.operate.health_listener import HealthListener
 from vlmkit_server.operate.metrics import Scraper
 from vlmkit_server.operate.notify import Notifier
@@ -148,6 +149,9 @@ class Server(uvicorn.Server):
         self._acceptor: Acceptor | None = None
         settings = service.settings
         self._supervisor = Supervisor(service, Notifier(os.environ))
+        self._loop_watch = EventLoopWatch(
+            lambda: self._supervisor.sampled_s, packages_of(apis, component_names)
+        )
         self._scraper = Scraper(service)
         self._health = self._opened_health(settings)
         self._reserve = ReserveDescriptor()  # before models open files
@@ -203,6 +207,8 @@ class Server(uvicorn.Server):
             self._health.start()
             log.info("health probes on http://%s", shown(self._health.listener))
         await super().startup([])
+        self._supervisor.sample()
+        self._loop_watch.start()
         self._acceptor = Acceptor(
             self._connection,
             self._service.admission.limits.connections,
@@ -229,6 +235,7 @@ class Server(uvicorn.Server):
         """Close the port, then the connections; those left at the deadline are aborted."""
         if self._acceptor is not None:
             await self._acceptor.stop()
+        self._loop_watch.stop()
         self._supervisor.end()
         closing = asyncio.get_running_loop().call_at(self._deadline_s, self._abort_connections)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from litestar import Controller, Request, route as litestar_route
+from litestar import Controller, Request, Router, route as litestar_route
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Scope
 
@@ -13,7 +13,7 @@ from vlmkit.running.faults.attribution import ComponentNames
 from vlmkit.settings.scope import SCOPES
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
-from vlmkit_server.http.errors import Fault, error_handlers, openai_error
+from vlmkit_server.http.errors import API_OPTION, Fault, error_handlers, openai_error
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Api, Method, Route
@@ -21,7 +21,7 @@ from vlmkit_server.interfaces.api import Api, Method, Route
 _SCOPES = ("open", "key", *SCOPES)
 _SCOPES_HINT = f"a scope is one of {', '.join(_SCOPES)}"
 _HINT = "vlmkit_server.interfaces.api describes routes; `vlmkit --debug` shows where"
-RouteHandler = HTTPRouteHandler | type[Controller]
+RouteHandler = HTTPRouteHandler | Router
 
 
 class MountedApis:
@@ -94,14 +94,21 @@ def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> Mount
                 found.add_path(path, api)
             if isinstance(each, Route):
                 found.routes.append(each)
-                found.handlers.append(route_handler(each, api, host))
+                found.handlers.append(route_handler(each, api, host, who))
             else:
-                found.handlers.append(each)
+                found.handlers.append(Router("/", route_handlers=[each], opt={API_OPTION: who}))
     return found
 
 
-def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
-    """Return the framework's handler of a route."""
+def route_handler(route: Route, api: Api, host: Host, who: str) -> HTTPRouteHandler:
+    """Return the framework's handler of a route.
+
+    Args:
+        route: the route.
+        api: the API that has it.
+        host: the server's parts that it may use.
+        who: the name of the API and its distribution, for the log.
+    """
 
     async def handle(request: Request[Any, Any, Any]) -> ASGIApp:
         return Exchange(
@@ -130,6 +137,7 @@ def route_handler(route: Route, api: Api, host: Host) -> HTTPRouteHandler:
         http_method=READ if route.method == "GET" else [route.method],
         status_code=200,
         operation=operation,
+        opt={API_OPTION: who},
         exception_handlers=error_handlers(api.write_error),
     )
     return decorate(handle)

@@ -131,7 +131,7 @@ class Fleet:
         """
         can_load = model.spec.load is not None and not model.is_dead
         is_retried = can_load and time.monotonic() - model.failed_s >= RETRY_LOAD_S
-        if model.state == "failed" and not is_retried:
+        if model.state in ("failed", "restarting") and not is_retried:
             raise refusal(model)
         if not can_load:
             raise not_ready(model, "the model is still loading")
@@ -217,7 +217,7 @@ class ModelControl:
         """
         self.start_loading(model)
         while model.state != "ready":
-            if model.state == "failed":
+            if model.state in ("failed", "restarting"):
                 raise refusal(model)
             if not model.is_wanted:
                 raise Unavailable("the model was unloaded meanwhile", code="model_unloaded")

@@ -6,6 +6,8 @@ in the event loop's thread::
     unloaded -> waiting -> loading -> ready -> unloading -> unloaded
                               |
                               +-> failed -> waiting
+
+A ready model whose runner cannot answer is failed, or restarting if it becomes ready by itself.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit_server.fleet.model_spec import ModelSpec
 
-State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]
+State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed", "restarting"]
 
 
 class ModelHandle:
@@ -142,8 +144,10 @@ class ModelHandle:
 
     @property
     def state(self) -> State:
-        """Its state; a model whose runner can no longer answer has failed."""
-        return "failed" if self.is_dead else self._state
+        """Its state; a model whose runner cannot answer has failed, unless it restarts itself."""
+        if not self.is_dead:
+            return self._state
+        return "restarting" if self.is_recovering else "failed"
 
     @property
     def is_dead(self) -> bool:

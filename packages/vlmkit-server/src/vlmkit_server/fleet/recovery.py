@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vlmkit.errors import EngineFailed, VlmkitError
+from vlmkit.kit.one_line import one_line, text_of
 from vlmkit_server.fleet.load_queue import LoadQueue
 from vlmkit_server.fleet.model_handle import ModelHandle
 from vlmkit_server.settings.fleet import FleetSettings
@@ -87,6 +88,7 @@ class Recovery:
 
     def engine_failed(self, model: ModelHandle, cause: BaseException) -> None:
         """Restart a model whose engine failed, or end the server; called in any thread."""
+        log.error("the engine of model %r failed: %s", model.name, _reason(cause))
         if model.is_restartable and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the server has ended
                 self._loop.call_soon_threadsafe(self._restart, model, cause)
@@ -134,6 +136,12 @@ class Recovery:
 
 def _ignore() -> None:
     pass
+
+
+def _reason(cause: BaseException) -> str:
+    """Return an error's type, and its text if it is vlmkit's: others may quote a client."""
+    kind = one_line(type(cause).__name__)
+    return f"{kind}: {text_of(cause)}" if isinstance(cause, VlmkitError) else kind
 
 
 def _ended(message: str, cause: BaseException | None = None) -> VlmkitError:

@@ -34,6 +34,9 @@ RETRY_AFTER_S = 2  # where the time is unknown
 MAX_RETRY_AFTER_S = 60  # the wait may end earlier than estimated
 CLIENT_GONE = 499  # nginx's number; no client receives it
 
+API_OPTION = "api"
+"""The option of a route handler that names the API and its distribution."""
+
 
 class ModelNotFound(RequestError):  # noqa: N818 - reads as a sentence where it is raised
     """No model with this name is served."""
@@ -204,7 +207,7 @@ def fault_of(error: Exception, scope: Scope) -> Fault:
         # Its text may contain client data; the engine loop logs an engine's own trace.
         trace = f"\n{trace_of(error)}" if status is _INTERNAL else ""
         log.error(
-            "request %s failed: %s%s", request_id, type(error).__name__, trace,
+            "request %s%s failed: %s%s", request_id, _of_api(scope), type(error).__name__, trace,
             extra={"request_id": request_id},
         )  # fmt: skip
         log.debug("error of request %s", request_id, exc_info=error)
@@ -287,6 +290,13 @@ def _respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Res
 
 def _status_of(error: Exception) -> _Status:
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
+
+
+def _of_api(scope: Scope) -> str:
+    """Return a phrase that names the API of a request; empty for a route of the server itself."""
+    handler: Any = scope.get("route_handler")
+    api = "" if handler is None else handler.opt.get(API_OPTION, "")
+    return f" of {api}" if api else ""
 
 
 def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, int, dict[str, str]]:

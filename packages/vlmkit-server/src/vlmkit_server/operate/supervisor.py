@@ -91,6 +91,11 @@ class Supervisor:
         return ProbeResult(status == "ready", status)
 
     @property
+    def sampled_s(self) -> float:
+        """When the event loop took the last sample, by the monotonic clock."""
+        return self._seen_s
+
+    @property
     def is_alive(self) -> bool:
         """Whether the event loop runs, and no engine failed for good."""
         is_hanging = time.monotonic() - self._seen_s > MAX_LAG_S and not self._is_ending
