@@ -320,7 +320,7 @@ def neutral_values(path):
         row = TABLE[name]
         if "." in name or name in LIMITS or name in MINIMAL[path]:
             continue
-        empty = ([], {}) if action == "rejected" else ()
+        empty = [[], *([] if row.acts_if_empty else [{}])] if action == "rejected" else ()
         for value in (None, *row.neutral, *empty):
             yield name, action, value
 
@@ -338,6 +338,14 @@ def test_neutral_values_are_accepted_and_have_no_effect(server, monkeypatch, pat
                 found = outcome_of(server, requests, base(path) | {name: value}, path)
                 assert found[:2] == plain[:2], (name, value, found[3])
                 assert action == "implemented" or found[2] == plain[2], (name, value)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_an_empty_object_that_asks_for_a_search_is_refused(server, path):
+    """OpenAI's client sends it for a search with the defaults."""
+    answer = server.post(base(path) | {"web_search_options": {}}, path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "web_search_options"
 
 
 LIMITS = {"max_tokens", "max_output_tokens", "max_completion_tokens", "best_of"}

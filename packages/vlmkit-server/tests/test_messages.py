@@ -441,3 +441,16 @@ def test_redacted_thinking_of_another_server_is_ignored_and_reported(server, kep
         for each in (answer, answered(said))
     )
     assert read == without
+
+
+def test_anthropics_client_lists_and_finds_the_models_in_its_own_shape(server):
+    client = client_of(server)
+    (listed,) = client.models.list()
+    found = client.models.retrieve("mock")
+    assert listed == found
+    assert (found.id, found.display_name, found.type) == ("mock", "mock", "model")
+    assert found.created_at.timestamp() == server.get("/v1/models/mock").json()["created"]
+    assert found.max_input_tokens == server.runner().facts.limits.max_sequence_tokens
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"

@@ -85,15 +85,13 @@ class KnownFields:
         idle: dict[str, None] = {}
         num_unknown = 0
         for key in keys:
-            if key.path in idle or is_empty(value := key.value()):
+            row, value = self.row(key.path), key.value()
+            if key.path in idle or (row.is_neutral(value) if row else is_empty(value)):
                 continue
-            row = self.row(key.path)
             if row is None:
                 num_unknown += 1
                 if num_unknown <= _MAX_CHECKED:
                     self._check_spelling(key.path)
-            elif row.is_neutral(value):
-                continue
             elif self.is_rejected(row):
                 raise rejection(key.path, row, key.kind)
             idle[key.path] = None

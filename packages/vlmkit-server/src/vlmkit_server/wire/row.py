@@ -21,6 +21,7 @@ class Row(NamedTuple):
         about: what it would change.
         targets: of an alias, the fields that it can stand for; the one that the body has is used.
         elsewhere: the action of bodies that do not declare it, if it is implemented.
+        acts_if_empty: whether an empty object changes the answer, too.
     """
 
     field: str
@@ -31,10 +32,13 @@ class Row(NamedTuple):
     about: About = "answer"
     targets: tuple[str, ...] = ()
     elsewhere: Action = "rejected"
+    acts_if_empty: bool = False
 
     def is_neutral(self, value: Any) -> bool:
         """Tell whether a JSON value changes nothing."""
-        return is_empty(value) or any(_is_same(value, each) for each in self.neutral)
+        if is_empty(value) and not (self.acts_if_empty and value == {}):
+            return True
+        return any(_is_same(value, each) for each in self.neutral)
 
 
 def is_empty(value: Any) -> bool:

@@ -214,7 +214,10 @@ TOOL_ROWS = (
     Row("parse_tool_calls", _LLAMA, "rejected", "send tool_choice: none", (True,)),
     Row("function_call", _OPENAI, "rejected", "send tool_choice", ("none", "auto")),
     Row("functions", _OPENAI, "rejected", "send tools"),
-    Row("web_search_options", _OPENAI, "rejected", "give the server a tool that searches"),
+    Row(
+        *("web_search_options", _OPENAI, "rejected", "give the server a tool that searches"),
+        acts_if_empty=True,  # it asks for a search with the defaults
+    ),
     Row("enable_search", "DashScope", "rejected", "give the server a tool that searches", (False,)),
     Row("search_parameters", "xAI", "rejected", "give the server a tool that searches",
         ({"mode": "off"},)),

@@ -13,13 +13,14 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit_server.apis.files.shapes import deleted, encoded, file_error, listed
+from vlmkit_server.apis.files.shapes import deleted, encoded, listed
 from vlmkit_server.apis.files.upload import upload
 from vlmkit_server.apis.files.wire import DeletedFile, FileBody, FileForm, FilesPage, FilesQuery
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.exchange.service import Service
 from vlmkit_server.http.caller import caller_of
 from vlmkit_server.http.errors import ErrorBody, Fault, error_handlers
+from vlmkit_server.http.message_errors import error_for_client
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.storage.file_storage import FileFacts, FileStorage
@@ -36,7 +37,7 @@ class FilesApi:
 
     def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
         """Encode an error in the shape of the client's API."""
-        return file_error(fault, status, scope)
+        return error_for_client(fault, status, scope)
 
     def routes(self, host: Host) -> list[type[Controller]]:
         """Return the routes of files."""
@@ -48,7 +49,7 @@ class FilesController(Controller):
     """Files that clients name by id."""
 
     path = "/v1/files"
-    exception_handlers = error_handlers(file_error)
+    exception_handlers = error_handlers(error_for_client)
 
     # One handler: with several, the framework's OPTIONS response has the last one's methods.
     @route(

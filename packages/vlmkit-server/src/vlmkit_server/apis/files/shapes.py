@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from litestar.datastructures import Headers
-from litestar.types import Scope
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.files.wire import (
@@ -17,25 +16,12 @@ from vlmkit_server.apis.files.wire import (
     FilesPage,
     FilesQuery,
 )
-from vlmkit_server.http.errors import Fault, openai_error
-from vlmkit_server.http.message_errors import message_error
+from vlmkit_server.http.message_errors import is_anthropics
 from vlmkit_server.storage.file_storage import FileFacts
 
-VERSION = "anthropic-version"
 _MAX_ANTHROPIC_PAGE = 1000
 _PAGE = "page_"
 _UNSUPPORTED = ("ids", "ids[]", "scope_id")
-
-
-def is_anthropics(headers: Headers) -> bool:
-    """Tell whether a client uses Anthropic's API: its clients always send a version."""
-    return VERSION in headers
-
-
-def file_error(fault: Fault, status: int, scope: Scope) -> bytes:
-    """Encode an error in the shape of the client's API."""
-    write = message_error if is_anthropics(Headers.from_scope(scope)) else openai_error
-    return write(fault, status, scope)
 
 
 def encoded(file: FileFacts, headers: Headers) -> bytes:
