@@ -28,7 +28,7 @@ TOGETHER = "packages/vlmkit"  # has no code
 MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
-HEIF, OLLAMA = "plugins/vlmkit-heif", "plugins/vlmkit-ollama"
+HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
@@ -45,6 +45,7 @@ ALL = [
     PDF,
     HEIF,
     OLLAMA,
+    BENCH,
     MONITOR,
     TOGETHER,
 ]

@@ -23,7 +23,16 @@ from vlmkit_bench.client import AnswerError, Client
 from vlmkit_bench.load import Load, LoadTest
 from vlmkit_bench.report import Result
 from vlmkit_bench.summary import LATENCIES, parse_slo, summary_of
-from vlmkit_bench.workload import MAX_IMAGES, MAX_TURNS, MAX_WORDS, Range, Shape, Sizes, read_trace
+from vlmkit_bench.workload import (
+    MAX_IMAGES,
+    MAX_TURNS,
+    MAX_WORDS,
+    Conversation,
+    Range,
+    Shape,
+    Sizes,
+    read_trace,
+)
 
 DEFAULT_REQUESTS = 100
 PERIOD_S = 0.5
@@ -39,7 +48,8 @@ class Options:
         url: the base URL of the server's API.
         model: the name of the model; None for the only one of the server.
         shape: how conversations are made.
-        trace: a file of conversations in place of the shape's.
+        trace: the file of conversations that are sent in place of the shape's.
+        listed: these conversations.
         num_clients: the clients of a closed loop.
         num_conversations: how many are sent; None if the duration or the trace decides.
         duration_s: when no further one begins.
@@ -54,6 +64,7 @@ class Options:
     model: str | None
     shape: Shape
     trace: Path | None
+    listed: Sequence[Conversation]
     num_clients: int
     num_conversations: int | None
     duration_s: float | None
@@ -67,10 +78,9 @@ class Options:
         """Return what is sent."""
         conversations = self.shape.conversations()
         is_open = self.shape.rate is not None
-        if self.trace is not None:
-            listed = read_trace(self.trace)
-            is_open = listed[0].at_s is not None
-            conversations = iter(listed)
+        if self.listed:
+            is_open = self.listed[0].at_s is not None
+            conversations = iter(self.listed)
         return Load(
             shape=self.shape,
             conversations=islice(conversations, self.num_conversations),
@@ -281,6 +291,7 @@ def _options(  # noqa: PLR0913 - the options of the command
         model=model,
         shape=shape,
         trace=trace,
+        listed=[] if trace is None else read_trace(trace),
         num_clients=clients or 1,
         num_conversations=num_conversations,
         duration_s=duration_s,
