@@ -43,7 +43,7 @@ def result_of(tmp_path):
 
     def measure(server, *args, warm_up=0):
         file = tmp_path / "result.json"
-        run(server.url, *args, "--warm-up", warm_up, "--json", file)
+        run(server.url, *args, "--warm-up", warm_up, "--output", file)
         return json.loads(file.read_text())
 
     return measure
@@ -355,7 +355,7 @@ def test_two_results_are_compared_and_differing_loads_are_reported(tmp_path):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     with ScriptedServer(lambda *_: answer(4)).running() as server:
         for file, clients in zip(files, (1, 2), strict=True):
-            run(server.url, "-n", 6, "--clients", clients, "--json", file)
+            run(server.url, "-n", 6, "--clients", clients, "--output", file)
     found = CliRunner().invoke(bench, ["--compare", *map(str, files)])
     assert "first_text p99" in found.stdout
     assert "the loads differ: clients" in found.stderr
@@ -427,7 +427,7 @@ def test_the_command_measures_a_server_of_vlmkit(tmp_path):
     try:
         address = next(line for line in serving.stderr if "http://" in line)
         url = "http://" + address.partition("http://")[2].split()[0].rstrip("/") + "/v1"
-        args = ["-n", "12", "--clients", "3", "--image", "64x48", "--json", str(file)]
+        args = ["-n", "12", "--clients", "3", "--image", "64x48", "--output", str(file)]
         command = [sys.executable, "-m", "vlmkit", "bench", url, *args]
         subprocess.run(command, check=True, timeout=120)
     finally:

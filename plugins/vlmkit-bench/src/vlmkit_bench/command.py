@@ -207,14 +207,14 @@ class Options:
     help="Seconds of a request.",
 )
 @click.option("--key-env", metavar="NAME", help="Environment variable with the API key.")
-@click.option("--json", "json_file", type=FILE, help="Write the result to this file.")
+@click.option("-o", "--output", type=FILE, help="Write the result, as JSON, to this file.")
 @click.option("--svg", "svg_file", type=FILE, help="Draw the latencies into this file.")
 @click.option(
     "--compare",
     nargs=2,
     type=FILE,
     metavar="A B",
-    help="Compare two results of --json, in place of a test.",
+    help="Compare two results of --output, in place of a test.",
 )
 def bench(*, url: str | None, compare: tuple[Path, Path] | None, **options: Any) -> None:
     """Measure the server at URL, such as http://127.0.0.1:8000/v1, under load.
@@ -222,7 +222,7 @@ def bench(*, url: str | None, compare: tuple[Path, Path] | None, **options: Any)
     It works with every server that streams chat completions as OpenAI's API does. Prompts and
     images differ from each other, so that no cache serves them, unless an option says otherwise.
     """
-    json_file, svg_file = options.pop("json_file"), options.pop("svg_file")
+    output, svg_file = options.pop("output"), options.pop("svg_file")
     if compare is not None:
         if url is not None:
             raise click.UsageError("--compare takes no URL.")
@@ -233,8 +233,8 @@ def bench(*, url: str | None, compare: tuple[Path, Path] | None, **options: Any)
     else:
         results = [asyncio.run(_measured(_options(url, **options)))]
         _show(results[0])
-        if json_file is not None:
-            report.write(results[0], json_file)
+        if output is not None:
+            report.write(results[0], output)
     if svg_file is not None:
         report.write_text(chart.svg(results), svg_file)
 

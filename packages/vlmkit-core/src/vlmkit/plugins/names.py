@@ -9,13 +9,15 @@ OWN = "vlmkit"
 """The distribution of the built-in providers, which no provider of the same name replaces."""
 SERVER = "vlmkit-server"
 TESTING = "vlmkit-testing"
-OWN_PLUGINS = frozenset({SERVER, TESTING})
+BENCH = "vlmkit-bench"
+OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH})
 """Distributions of vlmkit that ``plugins.only`` does not exclude."""
 OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("ask", "chat", "config", "doctor", "help", "models", "plugins"), OWN),
         **dict.fromkeys(("keys", "serve"), SERVER),
         **dict.fromkeys(("plugins check", "plugins new", "verify"), TESTING),
+        "bench": BENCH,
     }
 )
 """The distribution that owns each command of vlmkit."""
