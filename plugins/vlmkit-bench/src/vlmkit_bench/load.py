@@ -160,7 +160,7 @@ class LoadTest:
                 due_s = self._client.now_s()
             self.num_in_flight += 1
             try:
-                outcome, text = await self._client.ask(conversation.number, turn, due_s, body)
+                outcome, text = await self._client.request(conversation.number, turn, due_s, body)
             finally:
                 self.num_in_flight -= 1
             self.outcomes.append(outcome)
