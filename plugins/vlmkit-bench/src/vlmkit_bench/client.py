@@ -215,7 +215,9 @@ class Client:
         except (msgspec.DecodeError, TypeError, KeyError):
             raise AnswerError("no_list_of_models") from None
 
-    async def request(self, number: int, turn: int, due_s: float, body: bytes) -> tuple[Outcome, str]:
+    async def request(
+        self, number: int, turn: int, due_s: float, body: bytes
+    ) -> tuple[Outcome, str]:
         """Send a request, read its answer, and return what became of it, and its text.
 
         Args:
