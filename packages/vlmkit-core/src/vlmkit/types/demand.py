@@ -15,6 +15,8 @@ class Demand:
         unconstrained: keywords of schemas that the answers need not match, such as
             ``search#/properties/word/pattern``. Each is a tool's name, empty for the schema of the
             answer, and a path.
+        opened_pixels: number of pixels of the images that media loaders made of its files, such as
+            pages of documents; they were decoded for the prompt.
     """
 
     prompt_tokens: int
@@ -22,6 +24,7 @@ class Demand:
     answer_tokens: int = 0
     num_choices: int = 1
     unconstrained: tuple[str, ...] = ()
+    opened_pixels: int = 0
 
     @property
     def text_tokens(self) -> int:

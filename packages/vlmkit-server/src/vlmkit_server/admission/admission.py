@@ -32,8 +32,10 @@ from vlmkit.errors import QueueFull, RequestError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner, RunnerFacts
 from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
 from vlmkit.types.demand import Demand
+from vlmkit.types.message import images_of, num_pixels
 from vlmkit.types.request import Request
 from vlmkit_server.admission.bodies import Bodies, Body
+from vlmkit_server.admission.image_budget import ImageBudget
 from vlmkit_server.admission.limits import WAITING_FOR_MODELS, ResourceLimits
 from vlmkit_server.admission.reservations import Reservations
 from vlmkit_server.fleet.fleet import Fleet
@@ -69,6 +71,7 @@ class AdmissionControl:
         limits: the quotas.
         usages: the usage that rate limits count, of every key and address.
         bodies: the bodies that are being read.
+        max_request_pixels: the pixels of all images of one prompt.
         num_open: the number of requests of any kind in progress.
         tasks: the work of requests, which the end of a drain cancels.
         is_draining: whether new work is refused.
@@ -84,6 +87,7 @@ class AdmissionControl:
         self.num_open = 0
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_draining = False
+        self.max_request_pixels = settings.max_request_pixels
         self._timeout_s = settings.timeout_s
         self._max_waiting = WAITING_FOR_MODELS.most(settings)
         self._drained_s: float | None = None  # the deadline of the drain
@@ -365,6 +369,16 @@ class Admission:
             self._record.answers.append(stream)
         return stream
 
+    def check_pixels(self, request: Request, demand: Demand) -> None:
+        """Check the pixels of a prompt with images from files; may be called in any thread.
+
+        Raises:
+            ImageError: its images together have too many pixels.
+        """
+        if demand.opened_pixels:
+            budget = ImageBudget(self._control.max_request_pixels)
+            budget.count(demand.opened_pixels + num_pixels(images_of(request.messages)))
+
     # Its work and its end.
 
     async def attend(self, work: Coroutine[Any, Any, T], receive: Receive | None) -> T:
@@ -437,6 +451,7 @@ class _AdmittedRunner(ForwardedRunner):
         """
 
         def reported(demand: Demand) -> None:
+            self._admission.check_pixels(request, demand)
             if admit is not None:
                 admit(demand)
             self._report(request, demand, self.facts)

@@ -7,7 +7,7 @@ only the sizes of its images. Its client may send ``size:WIDTHxHEIGHT`` in place
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from vlmkit.types.media import FilePart
 from vlmkit.types.message import ImagePart
 from vlmkit.types.pages import Pages
 from vlmkit.types.stage import Stage
+from vlmkit_server.admission.image_budget import ImageBudget
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.gather import in_order
 from vlmkit_server.http.caller import Caller
@@ -40,33 +41,6 @@ class OpenedImage(NamedTuple):
 
     image: Image
     fetch: Stage
-
-
-@dataclass(slots=True)
-class ImageBudget:
-    """The pixels that remain for the images of one request."""
-
-    num_pixels_left: int
-
-    def count(self, num_pixels: int) -> None:
-        """Count an image.
-
-        Raises:
-            ImageError: the images together have too many pixels.
-        """
-        self.num_pixels_left -= num_pixels
-        self.check()
-
-    def check(self) -> None:
-        """Refuse further work once the images counted so far have too many pixels.
-
-        Raises:
-            ImageError: they have.
-        """
-        if self.num_pixels_left < 0:
-            raise ImageError(
-                "the images have too many pixels together", param="messages", code="image_too_large"
-            )
 
 
 class Media:

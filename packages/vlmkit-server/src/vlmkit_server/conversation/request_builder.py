@@ -17,7 +17,8 @@ from vlmkit.types.message import ImagePart, Message, Part, ReasoningPart, TextPa
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit.types.request import Request
 from vlmkit.types.tool_call import ToolCallPart
-from vlmkit_server.conversation.media import ImageBudget, Media
+from vlmkit_server.admission.image_budget import ImageBudget
+from vlmkit_server.conversation.media import Media
 from vlmkit_server.exchange.offload import OffloadExecutor
 from vlmkit_server.http.caller import ANONYMOUS, Caller
 from vlmkit_server.interfaces.conversation import (

@@ -151,7 +151,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             their upper bound. A request over it is refused; one that does not fit beside others
             gets a 429.
         max_text_chars: characters of text in one request.
-        max_request_pixels: pixels of all images of one request.
+        max_request_pixels: pixels of all images of one request, pages of documents included.
         max_tool_rounds: times that an answer may continue with the results of the server's tools.
         max_header_bytes: size of one request's headers, its path included.
         header_timeout_s: time for a request's headers to arrive, and for a TLS handshake.

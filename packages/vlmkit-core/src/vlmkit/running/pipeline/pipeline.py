@@ -213,10 +213,11 @@ class Pipeline:
 
     def _submit(self, admit: Admit | None, request: Request, lease: DecodeLease) -> Stream:
         started = time.perf_counter()
-        params, prompt, sequences, pages, timings, sent = self._preparation.prepare(request, lease)
+        prepared = self._preparation.prepare(request, lease)
+        params, prompt, sequences, pages, timings, sent, opened_pixels = prepared
         lease.track(prompt)
         if admit is not None:
-            admit(_demand(prompt, sequences))
+            admit(_demand(prompt, sequences, opened_pixels))
         facts = RequestFacts(
             id=request.id or f"req-{secrets.token_hex(8)}",
             model=self.facts.name,
@@ -431,7 +432,7 @@ def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImag
     }
 
 
-def _demand(prompt: Prompt, sequences: Seq[Sequence]) -> Demand:
+def _demand(prompt: Prompt, sequences: Seq[Sequence], opened_pixels: int) -> Demand:
     num_answer_tokens = sum(sequence.max_tokens for sequence in sequences)
     guide = sequences[0].guide if sequences else None
     return Demand(
@@ -440,6 +441,7 @@ def _demand(prompt: Prompt, sequences: Seq[Sequence]) -> Demand:
         num_answer_tokens,
         len(sequences),
         () if guide is None else guide.unenforced,
+        opened_pixels,
     )
 
 

@@ -34,7 +34,7 @@ from vlmkit.running.prompting.prompt_builder import PromptBuilder
 from vlmkit.running.sampling.dry_breakers import SequenceBreakers
 from vlmkit.running.sampling.random_numbers import choice_seed
 from vlmkit.running.scheduling.decode_memory import DecodeLease
-from vlmkit.types.message import image_parts_of
+from vlmkit.types.message import Message, image_parts_of, images_of
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
 from vlmkit.types.stage import ImageTimings
@@ -50,6 +50,7 @@ class PreparedRequest(NamedTuple):
         pages: for each image of the prompt the page of its document, or None.
         images: the timings of each image, by its index among the prompt's media.
         sent: which of the client's images and files each image comes from, by that index.
+        opened_pixels: number of pixels of the images that come from files.
     """
 
     params: SamplingParams
@@ -58,6 +59,7 @@ class PreparedRequest(NamedTuple):
     pages: Seq[int | None]
     images: Mapping[int, ImageTimings]
     sent: Mapping[int, int]
+    opened_pixels: int
 
 
 class RequestPreparation:
@@ -133,7 +135,11 @@ class RequestPreparation:
             params = msgspec.structs.replace(params, n=len(sequences))
         pages = tuple(part.page for part in image_parts_of(built.messages))
         timings, sent = dict(built.image_timings()), built.sent_media()
-        return PreparedRequest(params, answer.prompt, sequences, pages, timings, sent)
+        opened_pixels = _num_pixels(built.messages)
+        opened_pixels -= _num_pixels(request.messages or built.messages)
+        return PreparedRequest(
+            params, answer.prompt, sequences, pages, timings, sent, opened_pixels
+        )
 
     def _sequences(
         self,
@@ -252,3 +258,9 @@ class RequestPreparation:
                 param="max_tokens",
             )
         return requested
+
+
+def _num_pixels(messages: Seq[Message]) -> int:
+    """Return the number of pixels of all images, each as often as it occurs."""
+    sizes = (image.source_size for image in images_of(messages))
+    return sum(width * height for width, height in sizes)

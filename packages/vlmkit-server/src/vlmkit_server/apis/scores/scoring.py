@@ -16,6 +16,7 @@ import numpy as np
 from vlmkit.errors import PromptTooLong
 from vlmkit.interfaces.runner import Runner, RunnerFacts
 from vlmkit.types.completion import Completion
+from vlmkit.types.demand import Demand
 from vlmkit.types.message import TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.request import Request
@@ -43,8 +44,9 @@ class Scored:
 class Scorer:
     """Scores the pairs of one body; as many prompts run at once as the engine has sequences.
 
-    The prompt of a pair is made, and its images are opened, when its turn comes. An image counts
-    for the pixels of the body as often as it is opened.
+    The prompt of a pair is made, and its images are opened, when its turn comes. An image or a page
+    of a file counts for the pixels of the body as often as it is opened. No prompt is begun once
+    the sum is too large.
 
     Args:
         exchange: the HTTP request.
@@ -131,15 +133,22 @@ class Scorer:
         """Compute a request; errors name the query or the document."""
         builder, facts = self._exchange.builder, self._runner.facts
         with naming_fields(conversation.field_of):
+            self._budget.check()
             if "text" not in fields:
                 fields["messages"] = await builder.messages(
                     conversation.messages, facts, self._exchange.caller, budget=self._budget
                 )
-            stream = await self._runner.asubmit(Request(**fields, **self._common))
+            request = Request(**fields, **self._common)
+            stream = await self._runner.asubmit(request, self._count_pages)
             completion = await stream.aresult()
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         return completion
+
+    def _count_pages(self, demand: Demand) -> None:
+        """Count the images that files of a prompt became; called in any thread."""
+        if demand.opened_pixels:  # prompts without files were counted before
+            self._budget.count(demand.opened_pixels)
 
 
 def prompted_items(
