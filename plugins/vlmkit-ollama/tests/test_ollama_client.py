@@ -299,6 +299,16 @@ def test_a_body_needs_no_media_type_unless_a_web_page_may_have_sent_it(url, head
         assert ask(headers=with_type).status_code == 200
 
 
+@pytest.mark.parametrize("names", [{"model": "mock", "name": ""}, {"model": "", "name": "mock"}])
+def test_one_of_the_two_names_of_a_described_model_may_be_empty(url, names):
+    """Ollama's command sends both, and all other fields, empty."""
+    body = {"system": "", "template": "", "options": None} | names
+    answer = httpx.post(f"{url}/api/show", json=body, trust_env=False)
+    assert answer.json()["model_info"]["general.basename"] == "mock"
+    nothing = httpx.post(f"{url}/api/show", json={"model": "", "name": ""}, trust_env=False)
+    assert (nothing.status_code, nothing.json()) == (400, {"error": "model must be given"})
+
+
 @pytest.mark.parametrize("ask", ["pull", "push", "create", "delete"])
 def test_a_change_of_the_models_is_an_error_whose_text_says_who_decides(client, ask):
     with pytest.raises(ollama.ResponseError) as refused:

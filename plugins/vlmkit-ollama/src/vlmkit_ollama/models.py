@@ -112,7 +112,7 @@ async def list_loaded(exchange: Exchange, _body: None) -> ASGIApp:
 async def show(exchange: Exchange, body: ShowRequest) -> ASGIApp:
     """Describe one model."""
     name = resolved_name(exchange, body.model or body.name)
-    if name is None:
+    if not name:
         raise RequestError("model must be given", param="model")
     if (model := _found(exchange, name)) is None:
         raise ModelNotFound(

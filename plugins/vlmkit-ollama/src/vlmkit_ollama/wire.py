@@ -27,6 +27,8 @@ MAX_IMAGES = 4096  # of any model; each has its own limit
 MAX_CALLS = 128  # of one message
 MAX_TEXTS = 2048  # to embed
 
+ModelNameOrEmpty = Annotated[str, Meta(max_length=512)]
+
 Images = Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None
 """Image files in base64, or as ``data:`` URLs."""
 
@@ -135,10 +137,10 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class ShowRequest(msgspec.Struct, kw_only=True):
-    """The body of ``POST /api/show``."""
+    """The body of ``POST /api/show``; Ollama's command leaves one of both names empty."""
 
-    model: ModelName | None = None
-    name: ModelName | None = None  # the older name of the field
+    model: ModelNameOrEmpty | None = None
+    name: ModelNameOrEmpty | None = None  # the older name of the field
     verbose: bool | None = None
 
 
