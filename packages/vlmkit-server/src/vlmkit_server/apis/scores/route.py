@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from secrets import token_hex
 
 import msgspec
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Scope
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.runner import Runner
@@ -23,26 +23,33 @@ from vlmkit_server.apis.scores.wire import (
     ScoreMethod,
     ScoreRequest,
     Scores,
+    ScoringErrorBody,
     ScoringFields,
     ScoringUsage,
 )
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.conversation.request_builder import ignored_fields
-from vlmkit_server.http.errors import OpenAiErrors
+from vlmkit_server.http.errors import Fault
 from vlmkit_server.interfaces.api import Route
 from vlmkit_server.interfaces.conversation import Conversation
 
 
-class ScoresApi(OpenAiErrors):
+class ScoresApi:
     """The scoring API.
 
     Args:
         settings: how pairs are scored.
     """
 
+    error_type = ScoringErrorBody
+
     def __init__(self, settings: ScoresSettings | None = None) -> None:
         self._settings = settings or ScoresSettings()
+
+    def write_error(self, fault: Fault, _status: int, _scope: Scope) -> bytes:
+        """Encode an error for clients of OpenAI, Jina and Cohere."""
+        return msgspec.json.encode(ScoringErrorBody(fault, fault.message, fault.message))
 
     def routes(self, _host: Host) -> list[Route]:
         """Return the routes of rankings and of scores."""

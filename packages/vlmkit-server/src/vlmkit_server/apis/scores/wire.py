@@ -14,6 +14,7 @@ from vlmkit_server.apis.openai_chat.wire import (
     MaxImageTokens,
     Parts,
 )
+from vlmkit_server.http.errors import ErrorBody
 from vlmkit_server.wire.body import BodyReader
 from vlmkit_server.wire.sampling_fields import Label, ModelName
 
@@ -120,6 +121,13 @@ class Scores(msgspec.Struct, kw_only=True):
     usage: ScoringUsage
     score_method: ScoreMethod  # an extension
     object: Literal["list"] = "list"
+
+
+class ScoringErrorBody(ErrorBody, frozen=True):
+    """OpenAI's error body, with the text again where Jina's and Cohere's clients read it."""
+
+    detail: str  # Jina's
+    message: str  # Cohere's
 
 
 RERANK = BodyReader(RerankRequest, about=frozenset({"prompt", "vector"}))
