@@ -1,6 +1,7 @@
 """APIs as plugins: the server's own pass the contract, and faulty ones are refused by name."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -273,6 +274,65 @@ def test_the_log_of_an_error_of_the_server_itself_names_no_api(caplog, monkeypat
     assert received.status == 500
     assert "failed: KeyError" in caplog.text
     assert " of api" not in caplog.text
+
+
+class Bodiless(ChatApi):
+    """An API of routes without bodies, of which one holds a model until it is released."""
+
+    def __init__(self):
+        self.released = threading.Event()
+        self.num_started = self.num_cancelled = 0
+
+    def routes(self, _host, /):
+        async def hold(exchange, _):
+            """Lease the model and wait."""
+            await exchange.lease(None)
+            self.num_started += 1
+            try:
+                await asyncio.to_thread(self.released.wait)
+            except asyncio.CancelledError:
+                self.num_cancelled += 1
+                raise
+            return exchange.json({})
+
+        async def names(exchange, _):
+            """List the models."""
+            return exchange.json([each.names for each in exchange.models])
+
+        return [
+            Route(path=f"/{each.__name__}", scope="open", handler=each, answer=dict, method="GET")
+            for each in (hold, names)
+        ]
+
+
+def test_a_request_without_a_body_that_uses_a_model_counts_as_a_request():
+    api = Bodiless()
+    with running(apis={**APIS, "bodiless": api}, max_requests=1) as server:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(server.get, "/hold")
+            assert eventually(lambda: api.num_started == 1)
+            refused = server.get("/hold")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                429,
+                "server_overloaded",
+            )
+            assert refused.headers["retry-after"]
+            assert server.post(HELLO | {"model": "mock"}).status_code == 429
+            assert server.get("/names").status_code == 200, "it needs no model"
+            api.released.set()
+            assert first.result().status_code == 200
+        assert server.post(HELLO | {"model": "mock"}).status_code == 200
+
+
+def test_a_client_that_disconnects_ends_a_request_without_a_body():
+    api = Bodiless()
+    with running(apis={**APIS, "bodiless": api}) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(b"GET /hold HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert eventually(lambda: api.num_started == 1)
+        assert eventually(lambda: api.num_cancelled == 1)
+        assert eventually(server.is_idle)
+        api.released.set()
 
 
 class Blocking(ChatApi):

@@ -9,7 +9,7 @@ becomes known, and closed once:
 * the key: :meth:`Admission.set_usage` counts the request in its rate limits;
 * the route: :meth:`Admission.check` refuses early what would be refused after the body;
 * the body: :meth:`Admission.body` counts its bytes, and :meth:`Admission.admit` the request;
-* the model: :meth:`Admission.lease` keeps it in memory;
+* the model: :meth:`Admission.lease` keeps it in memory, and admits a request without a body;
 * the prompt: :meth:`Admission.submit` reserves the images and tokens that it takes.
 
 :mod:`vlmkit_server.admission.limits` has the limits. Errors of limits that cannot know a retry time
@@ -335,8 +335,10 @@ class Admission:
         Raises:
             ModelNotFound: the model does not exist.
             Unavailable: the model cannot answer now, or was not loaded in time.
-            Overloaded: too many requests wait for their models.
+            Overloaded: too many requests are in progress, or wait for their models.
         """
+        if self._permit is None:  # its route has no body; what needs no model is never refused
+            self.admit()
         if self._reservations is None and (self.usage is not None or self.buffers_answers):
             self._reservations = Reservations(
                 self.usage,

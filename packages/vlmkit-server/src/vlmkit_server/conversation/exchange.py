@@ -151,8 +151,9 @@ class Exchange:
 
     async def _response(self, receive: Receive) -> ASGIApp:
         """Read the body, and return the response to it."""
-        if self._reader is None:
-            return await self._handler(self, None)
+        if self._reader is None:  # it is admitted when it leases a model
+            self.admission.buffers_answers = True
+            return await self.admission.attend(self._handler(self, None), receive)
         self.admission.check()
         with self.admission.body() as sent:
             content = await sent.read_json(self.http, self._needs_json_type)

@@ -45,7 +45,8 @@ class Route:
         scope: who may call it, where the server requires keys. There is no default.
         handler: answers a body. The first line of its docstring is the summary in the OpenAPI
             document.
-        reader: decodes the body; None if there is none. The handler then gets None.
+        reader: decodes the body; None if there is none. The handler then gets None, and the request
+            counts among those in progress once it leases a model.
         answer: the type of a successful response.
         method: the HTTP method.
         answers: what a model does for it; says which fields of the body ``/v1/capabilities`` lists.
