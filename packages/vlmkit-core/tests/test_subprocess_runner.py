@@ -31,17 +31,28 @@ from vlmkit.errors import (
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
 from vlmkit.running.subprocess_runner import runner as runner_module
 from vlmkit.running.subprocess_runner.child_process import ChildProcess
-from vlmkit.running.subprocess_runner.messages import Entry, News
+from vlmkit.running.subprocess_runner.messages import (
+    CODEC,
+    Accepted,
+    Entry,
+    Malformed,
+    News,
+    Refused,
+    Submit,
+)
 from vlmkit.running.subprocess_runner.runner import SubprocessRunner
+from vlmkit.running.subprocess_runner.server import ChildServer
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.subprocess import SubprocessSettings
+from vlmkit.types.completion import Chunk
 from vlmkit.types.media import MediaPart
 from vlmkit.types.message import Message, TextPart
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
-from vlmkit.wire.frames import Frame
+from vlmkit.wire.frames import Frame, read_frame, write_frame
 from vlmkit_testing import RunnerContract
 
 pytestmark = pytest.mark.posix
@@ -496,6 +507,76 @@ def test_a_value_that_cannot_be_sent_fails_its_own_request(wrong: dict[str, Any]
             ).result()
         assert other.result().text == "x" * 20
         assert model.runner.is_ready
+
+
+def served(runner: Runner, *messages: object) -> list[Any]:
+    """Return what the server of a child answers to messages until two requests have ended."""
+    (requests_there, requests), (answers, answers_there) = os.pipe(), os.pipe()
+    with (
+        os.fdopen(requests, "wb") as to_server,
+        os.fdopen(answers, "rb") as from_server,
+        os.fdopen(requests_there, "rb", buffering=0) as read,
+        os.fdopen(answers_there, "wb") as written,
+    ):
+        server = ChildServer(runner, read, written)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+        thread.start()
+        for message in messages:
+            write_frame(to_server, CODEC.encode(message))
+        found: list[Any] = []
+        while sum(map(is_end, found)) < 2:
+            message = CODEC.decode(read_frame(from_server))
+            found += message.entries if isinstance(message, News) else [message]
+        to_server.close()
+        thread.join(60)
+        assert not thread.is_alive()
+    return found
+
+
+def is_end(message: object) -> bool:
+    if isinstance(message, Entry):
+        return any(chunk.finish_reason is not None for chunk in message.chunks)
+    return isinstance(message, Refused | Malformed)
+
+
+class OddStream:
+    """A stream with a result of a type that cannot be sent."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def next_chunks(self) -> list[Chunk]:
+        chunks = await self._stream.next_chunks()
+        return [replace_struct(each, embedding=np.array(["text"])) for each in chunks]
+
+
+class OddRunner(ForwardedRunner):
+    """A runner with odd answers for one tenant."""
+
+    async def asubmit(self, request: Request, admit: Any = None) -> Any:
+        stream = await self._runner.asubmit(request, admit)
+        return OddStream(stream) if request.tenant == "odd" else stream
+
+
+def test_an_answer_that_cannot_be_sent_fails_its_own_request() -> None:
+    with vlmkit.load("mock") as model:
+        asked = model.request(script(text="abc"), max_tokens=3)
+        odd = Submit(1, replace(asked, tenant="odd"), asks_admission=False)
+        found = served(OddRunner(model.runner), odd, Submit(2, asked, asks_admission=False))
+        (refused,) = [each for each in found if isinstance(each, Refused)]
+        assert refused.number == 1
+        assert isinstance(refused.error, EngineError)
+        samples = [len(chunk.samples) for each in found for chunk in chunks_of(each, number=2)]
+        assert sum(samples) == 3
+
+
+def chunks_of(message: Any, number: int) -> list[Any]:
+    if getattr(message, "number", None) != number or isinstance(message, Accepted):
+        return []
+    return list(message.chunks) if isinstance(message, Entry) else [message]
 
 
 def test_a_request_whose_reader_is_behind_ends_when_the_runner_closes() -> None:

@@ -7,6 +7,8 @@ import socket
 import struct
 import threading
 import tracemalloc
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from vlmkit.wire.frames import (
     PROTOCOL_VERSION,
     Frame,
     FrameLimits,
+    FrameSplitter,
     aread_frame,
     awrite_frame,
     frame_parts,
@@ -397,3 +400,59 @@ def test_frames_follow_each_other_in_one_stream():
         write_frame(file, WIRE.encode(Demand(number)))
     file.seek(0)
     assert [WIRE.decode(read_frame(file)).prompt_tokens for _ in range(5)] == list(range(5))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_frames_that_arrive_in_pieces_are_the_same(data):
+    values = data.draw(st.lists(st.sampled_from([request(), Demand(3), RequestError("no")])))
+    content = b"".join(content_of(WIRE.encode(value)) for value in values)
+    cuts = data.draw(st.lists(st.integers(0, len(content)), max_size=20))
+    bounds = [0, *sorted(cuts), len(content)]
+    splitter = FrameSplitter()
+    found = [
+        frame for start, end in pairwise(bounds) for frame in splitter.feed(content[start:end])
+    ]
+    assert [plain(WIRE.decode(frame)) for frame in found] == [plain(value) for value in values]
+
+
+def test_a_frame_in_pieces_is_refused_as_soon_as_its_lengths_are_known():
+    content = header(num_buffers=1) + struct.pack(">Q", SMALL.max_buffer_bytes + 1)
+    splitter = FrameSplitter(SMALL)
+    assert splitter.feed(content[:-1]) == []
+    with pytest.raises(WireError):
+        splitter.feed(content[-1:])
+    with pytest.raises(WireError):
+        FrameSplitter(SMALL).feed(header(version=PROTOCOL_VERSION + 1))
+
+
+@pytest.mark.parametrize("num", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_mutated_frames_in_pieces_are_those_that_a_file_has(num):
+    chance, originals = random.Random(4), samples()
+    for _ in range(num):
+        content = mutated(chance.choice(originals), chance)
+        cut = chance.randrange(len(content) + 1)
+        assert in_pieces(content[:cut], content[cut:]) == in_a_file(content)
+
+
+def in_pieces(*pieces: bytes) -> list[tuple[Any, ...]] | None:
+    """Return the frames of pieces; None if they are refused."""
+    splitter, found = FrameSplitter(SMALL), []
+    try:
+        for piece in pieces:
+            found += splitter.feed(piece)
+    except WireError:
+        return None
+    return [(frame.head, *frame.buffers) for frame in found]
+
+
+def in_a_file(content: bytes) -> list[tuple[Any, ...]] | None:
+    """Return the whole frames of a file; None if one is refused."""
+    file, found = io.BytesIO(content), []
+    try:
+        while True:
+            found.append(read_frame(file, SMALL))
+    except WireError:
+        return None
+    except EOFError:
+        return [(frame.head, *frame.buffers) for frame in found]

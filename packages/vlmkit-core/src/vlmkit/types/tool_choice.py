@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from vlmkit.errors import RequestError
 
 ToolChoice = Literal["auto", "required", "none"]
+CHOICES: tuple[str, ...] = get_args(ToolChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ def check_tool_choice(
     Raises:
         RequestError: the choice is invalid, or needs a tool that is missing.
     """
-    if not isinstance(choice, NamedTool) and choice not in get_args(ToolChoice):
-        expected = ", ".join(get_args(ToolChoice))
+    if not isinstance(choice, NamedTool) and choice not in CHOICES:
+        expected = ", ".join(CHOICES)
         raise RequestError(
             f"tool_choice must be one of {expected}, or a NamedTool", param="tool_choice"
         )

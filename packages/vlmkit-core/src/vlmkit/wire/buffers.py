@@ -184,3 +184,7 @@ class IncomingBuffers:
             raise WireError("a frame refers to a buffer that it does not have")
         self._used.add(index)
         return self._contents[index]
+
+
+NO_BUFFERS = IncomingBuffers(())
+"""Those of a frame without any: it keeps nothing of the values that it unpacks."""

@@ -11,7 +11,7 @@ from typing import Any, Union
 import msgspec
 
 from vlmkit.errors import VlmkitError, WireError
-from vlmkit.wire.buffers import IncomingBuffers, NotSerializable, OutgoingBuffers
+from vlmkit.wire.buffers import NO_BUFFERS, IncomingBuffers, NotSerializable, OutgoingBuffers
 from vlmkit.wire.conversions import Conversion, Conversions
 from vlmkit.wire.frames import Frame
 from vlmkit.wire.json_values import extension
@@ -67,7 +67,7 @@ class Codec:
         Raises:
             WireError: the frame is malformed, or holds a value that its type refuses.
         """
-        buffers = IncomingBuffers(frame.buffers)
+        buffers = IncomingBuffers(frame.buffers) if frame.buffers else NO_BUFFERS
         try:
             sent = self._decoder.decode(frame.head)
             made = self._by_wire[type(sent)]

@@ -40,6 +40,7 @@ from vlmkit.wire.json_values import pack_json, unpack_json
 
 Pack = Callable[[Any, OutgoingBuffers], Any]
 Unpack = Callable[[Any, IncomingBuffers], Any]
+_PLAIN: frozenset[type[Any]] = frozenset({str, type(None)})
 _NAMES = {"ndarray": np.ndarray}  # which annotations name without an import
 
 
@@ -51,12 +52,15 @@ class Conversion(NamedTuple):
         pack: makes a value of that type; None if values travel as they are.
         unpack: makes a value of the annotation; None if values travel as they are.
         only_normalizes: whether ``pack`` makes a value of the same annotation.
+        as_they_are: types of values that ``pack`` and ``unpack`` return unchanged, which are most
+            in messages; these need no call.
     """
 
     wire: Any
     pack: Pack | None = None
     unpack: Unpack | None = None
     only_normalizes: bool = False
+    as_they_are: frozenset[type[Any]] = frozenset()
 
     @property
     def is_plain(self) -> bool:
@@ -106,7 +110,8 @@ class Conversions:
         if annotation in (int, str, bool, type(None)) or get_origin(annotation) is Literal:
             return Conversion(annotation)
         if annotation is float:
-            return Conversion(float, _pack_float, only_normalizes=True)
+            same = frozenset({float})
+            return Conversion(float, _pack_float, only_normalizes=True, as_they_are=same)
         if annotation is bytes:
             return Conversion(bytes | int, _pack_bytes, _unpack_bytes)
         if annotation not in self._made:
@@ -146,28 +151,8 @@ class Conversions:
             gc=False,
             forbid_unknown_fields=True,
         )
-        kind, names = listed.kind, tuple(each)
-        fields_of = _fields_of(kind, names)
-        takes_positions = kind.__match_args__ == names
-        packs = [(i, c.pack) for i, c in enumerate(each.values()) if c.pack is not None]
-        unpacks = [(i, c.unpack) for i, c in enumerate(each.values()) if c.unpack is not None]
-
-        def pack(value: Any, buffers: OutgoingBuffers) -> Any:
-            given = fields_of(value)
-            if packs:
-                given = list(given)
-                for index, convert in packs:
-                    given[index] = convert(given[index], buffers)
-            return sent(*given)
-
-        def unpack(value: Any, buffers: IncomingBuffers) -> Any:
-            found: Seq[Any] = astuple(value)
-            if unpacks:
-                found = list(found)
-                for index, convert in unpacks:
-                    found[index] = convert(found[index], buffers)
-            return kind(*found) if takes_positions else kind(**dict(zip(names, found, strict=True)))
-
+        pack = _packer(sent, _fields_of(listed.kind, tuple(each)), list(each.values()))
+        unpack = _unpacker(_constructor(listed.kind, tuple(each)), list(each.values()))
         return Conversion(sent, pack, unpack)
 
     def _union(self, args: Seq[Any]) -> Conversion:
@@ -190,6 +175,7 @@ class Conversions:
         wire: Any = Union.__getitem__(tuple(wires))  # of a list of types
         if not any((*packs.values(), *unpacks.values(), other.pack, other.unpack)):
             return Conversion(wire)
+        plain = frozenset(kind for kind, convert in packs.items() if convert is None)
         unpack = partial(_unpack_one_of, unpacks, other.unpack)
         has_unpack = any((*unpacks.values(), other.unpack))
         return Conversion(
@@ -197,6 +183,7 @@ class Conversions:
             partial(_pack_one_of, packs, other.pack),
             unpack if has_unpack else None,
             only_normalizes=other.only_normalizes and not packs,
+            as_they_are=_PLAIN | plain,
         )
 
     def _fixed(self, each: Seq[Conversion]) -> Conversion:
@@ -214,7 +201,7 @@ class Conversions:
             both = zip(unpacks, value, strict=True)
             return tuple([item if make is None else make(item, buffers) for make, item in both])
 
-        return Conversion(wire, pack, unpack)
+        return Conversion(wire, pack, unpack if any(unpacks) else None)
 
 
 def describe(name: str, kind: type[Any]) -> Listed:
@@ -244,6 +231,41 @@ def _fields_of(kind: type[Any], names: Seq[str]) -> Callable[[Any], Iterable[Any
     return lambda value: [getattr(value, name) for name in names]
 
 
+def _constructor(kind: type[Any], names: Seq[str]) -> Callable[..., Any]:
+    """Return a function that makes a value of its fields, in order."""
+    if kind.__match_args__ == names:
+        return kind
+    return lambda *found: kind(**dict(zip(names, found, strict=True)))
+
+
+def _packer(sent: Any, fields_of: Callable[[Any], Iterable[Any]], each: Seq[Conversion]) -> Pack:
+    """Return a function that makes the struct of a value."""
+    packs = [(i, c.pack, c.as_they_are) for i, c in enumerate(each) if c.pack is not None]
+
+    def pack(value: Any, buffers: OutgoingBuffers) -> Any:
+        given = list(fields_of(value))
+        for index, convert, as_they_are in packs:
+            if type(field := given[index]) not in as_they_are:
+                given[index] = convert(field, buffers)
+        return sent(*given)
+
+    return pack if packs else lambda value, _: sent(*fields_of(value))
+
+
+def _unpacker(make: Callable[..., Any], each: Seq[Conversion]) -> Unpack:
+    """Return a function that makes a value of its struct."""
+    unpacks = [(i, c.unpack, c.as_they_are) for i, c in enumerate(each) if c.unpack is not None]
+
+    def unpack(value: Any, buffers: IncomingBuffers) -> Any:
+        found = list(astuple(value))
+        for index, convert, as_they_are in unpacks:
+            if type(field := found[index]) not in as_they_are:
+                found[index] = convert(field, buffers)
+        return make(*found)
+
+    return unpack if unpacks else lambda value, _: make(*astuple(value))
+
+
 def _is_native(listed: Listed, each: Iterable[Conversion]) -> bool:
     """Whether msgspec encodes and decodes a type itself: a struct of the same form."""
     if not issubclass(listed.kind, msgspec.Struct):
@@ -256,19 +278,24 @@ def _is_native(listed: Listed, each: Iterable[Conversion]) -> bool:
 def _sequence(origin: Any, item: Conversion) -> Conversion:
     container = {list: list, frozenset: frozenset, set: set}.get(origin, tuple)
     wire = list[item.wire] if container is not tuple else tuple[item.wire, ...]  # type: ignore[name-defined]
-    make, made = item.pack, item.unpack
     is_set = container in (set, frozenset)
     if item.is_plain and not is_set:
         return Conversion(wire)
 
     def pack(value: Any, buffers: OutgoingBuffers) -> Any:
-        given = sorted(value) if is_set else value
-        return given if make is None else [make(each, buffers) for each in given]
+        return _each(item.pack, item.as_they_are, sorted(value) if is_set else value, buffers)
 
     def unpack(value: Any, buffers: IncomingBuffers) -> Any:
-        return container(value if made is None else [made(each, buffers) for each in value])
+        return container(_each(item.unpack, item.as_they_are, value, buffers))
 
-    return Conversion(wire, pack, unpack)
+    return Conversion(wire, pack, unpack if item.unpack is not None or is_set else None)
+
+
+def _each(convert: Any, as_they_are: frozenset[type[Any]], items: Any, buffers: Any) -> Any:
+    """Return the items of a sequence, converted."""
+    if convert is None:
+        return items
+    return [each if type(each) in as_they_are else convert(each, buffers) for each in items]
 
 
 def _mapping(key: Conversion, item: Conversion) -> Conversion:
@@ -292,7 +319,7 @@ def _pack_one_of(
 ) -> Any:
     kind = type(value)
     convert = packs.get(kind, other)
-    return value if convert is None or value is None or kind is str else convert(value, buffers)
+    return value if convert is None or kind in _PLAIN else convert(value, buffers)
 
 
 def _unpack_one_of(
@@ -303,7 +330,7 @@ def _unpack_one_of(
 ) -> Any:
     kind = type(value)
     convert = unpacks.get(kind, other)
-    return value if convert is None or value is None or kind is str else convert(value, buffers)
+    return value if convert is None or kind in _PLAIN else convert(value, buffers)
 
 
 def _refuse(value: Any, _: OutgoingBuffers) -> Any:

@@ -12,6 +12,7 @@ stream is then meaningless: close the connection.
 import asyncio
 import struct
 from collections.abc import Iterable, Sequence as Seq
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
 from vlmkit.errors import WireError
@@ -76,6 +77,51 @@ class BinaryWriter(Protocol):
         ...
 
 
+class FrameSplitter:
+    """Splits a stream of bytes into frames, as the bytes arrive.
+
+    Args:
+        limits: the largest frame that it accepts.
+    """
+
+    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._pending = bytearray()
+        self._num_needed = _HEADER.size  # pending bytes with which there is more to read
+
+    def feed(self, content: Buffer) -> list[Frame]:
+        """Add bytes, and return the frames that are complete now.
+
+        Raises:
+            WireError: a frame is not one of this version, or over the limits.
+        """
+        self._pending += content
+        frames = []
+        while len(self._pending) >= self._num_needed:
+            if (frame := self._next()) is not None:
+                frames.append(frame)
+        return frames
+
+    def _next(self) -> Frame | None:
+        """Take the first frame; None if more bytes are needed than was known."""
+        pending = self._pending
+        num_buffers, head_bytes = _lengths(pending, self._limits)
+        start = _HEADER.size + _LENGTH_BYTES * num_buffers
+        sizes: Seq[int] = ()
+        if num_buffers and len(pending) >= start:
+            sizes = _sizes(pending[_HEADER.size : start], self._limits)
+        end = start + head_bytes + sum(sizes)
+        if len(pending) < end:
+            self._num_needed = end if len(sizes) == num_buffers else start
+            return None
+        ends = accumulate(sizes, initial=start + head_bytes)
+        buffers = [pending[a:b] for a, b in pairwise(ends)] if sizes else ()
+        frame = Frame(pending[start : start + head_bytes], buffers)
+        del pending[:end]
+        self._num_needed = _HEADER.size
+        return frame
+
+
 def read_frame(file: BinaryReader, limits: FrameLimits = DEFAULT_LIMITS) -> Frame:
     """Read a frame from a binary file.
 
@@ -129,13 +175,16 @@ def frame_parts(frame: Frame) -> list[Buffer]:
     Raises:
         WireError: the frame is over what a frame's header can state.
     """
-    sizes = [memoryview(buffer).nbytes for buffer in frame.buffers]
+    head, buffers = frame
     try:
-        header = _HEADER.pack(MAGIC, PROTOCOL_VERSION, len(sizes), len(frame.head))
+        header = _HEADER.pack(MAGIC, PROTOCOL_VERSION, len(buffers), len(head))
     except struct.error as error:
         raise WireError("a message is too large for a frame") from error
-    lengths = struct.pack(f">{len(sizes)}Q", *sizes) if sizes else b""
-    return [b"".join((header, lengths, frame.head)), *frame.buffers]
+    if not buffers:
+        return [header + head]
+    sizes = [memoryview(buffer).nbytes for buffer in buffers]
+    lengths = struct.pack(f">{len(sizes)}Q", *sizes)
+    return [b"".join((header, lengths, head)), *buffers]
 
 
 def check_limits(frame: Frame, limits: FrameLimits = DEFAULT_LIMITS) -> None:
@@ -149,12 +198,12 @@ def check_limits(frame: Frame, limits: FrameLimits = DEFAULT_LIMITS) -> None:
 
 
 def _lengths(header: Buffer, limits: FrameLimits) -> tuple[int, int]:
-    """Return the number of buffers and the length of the head, which a header states.
+    """Return the number of buffers and the length of the head, which the first bytes state.
 
     Raises:
         WireError: it is no header of this version, or over a limit.
     """
-    magic, version, num_buffers, head_bytes = _HEADER.unpack(header)
+    magic, version, num_buffers, head_bytes = _HEADER.unpack_from(header)
     if magic != MAGIC:
         raise WireError("a connection does not speak vlmkit's protocol")
     if version != PROTOCOL_VERSION:

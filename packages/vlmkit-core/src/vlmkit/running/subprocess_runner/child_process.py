@@ -5,7 +5,6 @@ secret. Ctrl-C does not reach it: it ends when its parent closes it or is gone.
 """
 
 import contextlib
-import io
 import logging
 import os
 import queue
@@ -15,14 +14,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from vlmkit.errors import EngineError, VlmkitError, WireError
 from vlmkit.running.prompting.renderers.process import NOT_SECRET, SECRET
 from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
 from vlmkit.wire.buffers import NotSerializable
-from vlmkit.wire.frames import Frame, FrameLimits, check_limits, read_frame, write_frame
+from vlmkit.wire.frames import Frame, FrameLimits, FrameSplitter, check_limits, write_frame
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +31,6 @@ LIMITS = FrameLimits(max_head_bytes=256 * 2**20)
 SMALL_BYTES = 2048  # a pipe that is ready takes so many without blocking
 KILL_S = 5.0  # for a killed process to be gone
 READ_BYTES = 2**16  # what a pipe holds
-
-
-class _Pipe(io.FileIO):
-    """A pipe that calls a function before it waits for more."""
-
-    def __init__(self, fileno: int) -> None:
-        super().__init__(fileno, closefd=False)
-        self.before_wait: Callable[[], None] = lambda: None
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        self.before_wait()
-        return super().readinto(buffer)
 
 
 class ChildProcess:
@@ -70,9 +57,9 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        self._pipe = _Pipe(self._process.stdout.fileno())
-        self._answers = io.BufferedReader(self._pipe, READ_BYTES)
+        self._room = _poll_for_room(self._requests)
+        self._before_wait: Callable[[], None] = lambda: None
+        self._messages = self._arriving()
 
     @property
     def pid(self) -> int:
@@ -95,7 +82,7 @@ class ChildProcess:
         clock.start()
         try:
             write_frame(self._requests, Frame(self._plan))
-            while isinstance(answer := CODEC.decode(read_frame(self._answers, LIMITS)), Stage):
+            while isinstance(answer := next(self._messages), Stage):
                 on_stage(answer.name)
         except (EOFError, OSError, WireError):
             self.close()
@@ -126,7 +113,7 @@ class ChildProcess:
             on_end: called when the process has ended.
         """
         threading.Thread(target=self._write, name="vlmkit-requests", daemon=True).start()
-        self._pipe.before_wait = before_wait
+        self._before_wait = before_wait
         self._reader = threading.Thread(
             target=self._read, args=(on_message, on_end), name="vlmkit-answers", daemon=True
         )
@@ -137,40 +124,27 @@ class ChildProcess:
 
         Messages of one thread arrive in their order. May be called while the garbage collector
         runs, also within another call.
-        """
-        self._send(CODEC.encode(message))
-
-    def send_values(self, message: object) -> None:
-        """Send a message with values of a caller.
-
-        The process ends at a frame that it refuses, with all of its requests. So such a frame is
-        refused here.
 
         Raises:
-            NotSerializable: it holds a value that cannot be sent.
+            NotSerializable: it holds a value that cannot be sent, or is too large.
         """
         frame = CODEC.encode(message)
+        is_small = not frame.buffers and len(frame.head) <= SMALL_BYTES
+        if is_small and self._has_written(frame):
+            return
         try:
             check_limits(frame)
-            CODEC.decode(frame)
         except WireError as error:
-            raise NotSerializable("a value of a wrong type or size") from error
-        self._send(frame)
-
-    def _send(self, frame: Frame) -> None:
-        if not self._has_written(frame):
-            self._pending.append(frame)
-            self._has_pending.put(True)
+            raise NotSerializable("a value of a wrong size") from error
+        self._pending.append(frame)
+        self._has_pending.put(True)
 
     def _has_written(self, frame: Frame) -> bool:
         """Write a small frame in this thread, if the pipe has room and no other frame waits."""
-        is_small = not frame.buffers and len(frame.head) <= SMALL_BYTES
-        if os.name == "nt" or not is_small:  # Windows cannot tell whether a pipe is ready
-            return False
-        if not self._writing.acquire(blocking=False):
+        if self._room is None or not self._writing.acquire(blocking=False):
             return False
         try:
-            if self._pending or not select.select([], [self._requests], [], 0)[1]:
+            if self._pending or not self._room.poll(0):
                 return False
             write_frame(self._requests, frame)
         except (OSError, ValueError):  # the process has ended
@@ -223,10 +197,24 @@ class ChildProcess:
         except (OSError, ValueError):  # the process has ended
             return
 
+    def _arriving(self) -> Iterator[Any]:
+        """Yield messages as they arrive.
+
+        Raises:
+            EOFError: the process has closed its pipe.
+            WireError: a message is malformed.
+        """
+        pipe, splitter = self._process.stdout, FrameSplitter(LIMITS)
+        while content := pipe.read1(READ_BYTES):  # type: ignore[union-attr]
+            for frame in splitter.feed(content):
+                yield CODEC.decode(frame)
+            self._before_wait()
+        raise EOFError
+
     def _read(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         try:
-            while True:
-                on_message(CODEC.decode(read_frame(self._answers, LIMITS)))
+            for message in self._messages:
+                on_message(message)
         except (EOFError, OSError):
             pass
         except Exception:
@@ -243,3 +231,15 @@ class ChildProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+
+
+def _poll_for_room(pipe: BinaryIO) -> Any:
+    """Return what tells whether a pipe takes bytes; None on Windows.
+
+    ``select.select`` would refuse the pipe of a process with over 1023 open files.
+    """
+    room: Any = None
+    if sys.platform != "win32":
+        room = select.poll()
+        room.register(pipe, select.POLLOUT)
+    return room

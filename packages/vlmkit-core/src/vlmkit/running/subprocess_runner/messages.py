@@ -6,6 +6,7 @@ or :class:`Refused`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -20,7 +21,13 @@ from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
 from vlmkit.types.sample import Sample
 from vlmkit.wire.codec import Codec
+from vlmkit.wire.frames import Buffer
 from vlmkit.wire.type_names import TYPES
+
+
+class _Plain(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message of plain values, which msgspec encodes and decodes itself."""
+
 
 # From the caller's process.
 
@@ -34,23 +41,20 @@ class Submit:
     asks_admission: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(_Plain, frozen=True, tag="runner.proceed"):
     """The caller's decision about the demand of a request."""
 
     number: int
     is_admitted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(_Plain, frozen=True, tag="runner.abort"):
     """Stop a request or a call, at any stage; harmless after its end."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(_Plain, frozen=True, tag="runner.flow"):
     """Pause or resume the chunks of a request, whose reader is behind or has caught up."""
 
     number: int
@@ -130,15 +134,8 @@ class Accepted:
     timings: Timings
 
 
-class TokenEntry(
-    msgspec.Struct,
-    frozen=True,
-    gc=False,
-    array_like=True,
-    forbid_unknown_fields=True,
-    tag="runner.tokens",
-):
-    """A chunk of text and tokens alone, as nearly all are; msgspec encodes and decodes it itself.
+class TokenEntry(_Plain, frozen=True, tag="runner.tokens"):
+    """A chunk of text and tokens alone, as nearly all are.
 
     Attributes:
         number: the request.
@@ -174,7 +171,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 class News(msgspec.Struct, frozen=True, gc=False):
     """News of several requests, in one frame."""
 
-    entries: tuple[TokenEntry | Entry, ...]
+    entries: tuple[Accepted | TokenEntry | Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +182,13 @@ class Refused:
     error: VlmkitError
     usage: Usage | None = None
     timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A request or a call holds a value that its type does not allow, and is not answered."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,7 @@ CODEC = Codec(
         "runner.entry": Entry,
         "runner.news": News,
         "runner.refused": Refused,
+        "runner.malformed": Malformed,
         "runner.tokenized": Tokenized,
         "runner.detokenized": Detokenized,
         "runner.drained": Drained,
@@ -254,3 +259,18 @@ CODEC = Codec(
     }
 )
 """The codec of both ends."""
+
+
+class _Numbered(msgspec.Struct, array_like=True):
+    """The start of a request or a call."""
+
+    name: Literal["runner.submit", "runner.tokenize", "runner.detokenize"]
+    number: int
+
+
+def malformed_number(head: Buffer) -> int | None:
+    """Return the number of a request or a call that cannot be decoded; None for another message."""
+    try:
+        return msgspec.msgpack.decode(head, type=_Numbered).number
+    except (msgspec.DecodeError, RecursionError):
+        return None

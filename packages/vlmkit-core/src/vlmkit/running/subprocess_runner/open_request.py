@@ -1,9 +1,9 @@
 """A request of a child process, as its parent sees it: admission, acceptance, chunks, its end."""
 
+import asyncio
 import threading
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ from vlmkit.types.request import Request
 
 if TYPE_CHECKING:
     from vlmkit.running.subprocess_runner.child_process import ChildProcess
+
+OTHER_CHOICE = "its stream has a choice that was not requested"
 
 
 class RemoteChannel(Channel):
@@ -85,15 +87,23 @@ class OpenRequest:
         admit: decides on its demand.
         child: the process that answers it.
         who: the name of the runner in errors.
+        settled: is resolved when the request is accepted or has failed before.
     """
 
     def __init__(
-        self, number: int, request: Request, admit: Admit | None, child: "ChildProcess", who: str
+        self,
+        number: int,
+        request: Request,
+        admit: Admit | None,
+        child: "ChildProcess",
+        who: str,
+        settled: "asyncio.Future[None] | Future[None]",
     ) -> None:
         self.number = number
         self._admit = admit
-        self._accepted: Future[Stream] | None = Future()
-        self.accepted = self._accepted
+        self._settled: asyncio.Future[None] | Future[None] | None = settled
+        self._outcome: Stream | BaseException | None = None
+        self._is_given_up = False
         self._request = request
         self._child = child
         self._who = who
@@ -102,15 +112,6 @@ class OpenRequest:
         self._num_open = 0
         self._flow = threading.Lock()
         self._is_paused = False
-
-    def take_accepted(self) -> "Future[Stream]":
-        """Return the future of the stream, to which only the caller may keep a reference.
-
-        Dropping the stream must abort the request, so the request does not hold it.
-        """
-        accepted: Future[Stream] = self.accepted
-        del self.accepted
-        return accepted
 
     @property
     def num_running(self) -> int:
@@ -125,6 +126,24 @@ class OpenRequest:
         return channel.num_choices if channel is not None and not channel.completion_tokens else 0
 
     # The caller's side.
+
+    def outcome(self) -> Stream:
+        """Return the stream, once; dropping it must abort the request, so none is kept here.
+
+        Raises:
+            VlmkitError: the request was refused.
+        """
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Stream):
+            return outcome
+        assert outcome is not None  # noqa: S101 - it is settled
+        raise outcome
+
+    def give_up(self) -> None:
+        """Abort the request, for whose outcome nobody waits any more."""
+        self._is_given_up = True
+        self._outcome = None
+        self.abort()
 
     def abort(self, _: object = None) -> None:
         """Have the process abort the request."""
@@ -142,7 +161,7 @@ class OpenRequest:
     def decide(self, demand: Demand) -> None:
         """Let the caller decide on the demand, and send the decision."""
         admit, self._admit = self._admit, None
-        if self._accepted is None or self._accepted.cancelled():  # the caller has aborted it
+        if self._settled is None or self._is_given_up:
             return
         try:
             if admit is not None:
@@ -183,10 +202,7 @@ class OpenRequest:
         self._num_open = message.num_choices
         channel.accept(wakeups)
         stream = Stream(channel, message.prompt_token_ids, abort=self.abort, resume=self.resume)
-        accepted, self._accepted = self._accepted, None
-        if accepted is not None:
-            with suppress(InvalidStateError):  # its caller has gone
-                accepted.set_result(stream)
+        self._settle(stream, wakeups)
 
     def add(self, entry: TokenEntry | Entry, wakeups: Wakeups) -> bool:
         """Deliver chunks; return whether the request has ended."""
@@ -194,13 +210,15 @@ class OpenRequest:
         if channel is None:
             return True
         chunks: Seq[Chunk]
-        if isinstance(entry, Entry):
-            chunks = entry.chunks
-            channel.learn(entry.usage, entry.timings)
-        else:
+        if isinstance(entry, TokenEntry):
             chunks = (Chunk(entry.index, entry.deltas, entry.samples),)
             channel.reasoning_tokens = entry.reasoning_tokens
-        if problem := self._problem(chunks, channel):
+            problem = "" if 0 <= entry.index < channel.num_choices else OTHER_CHOICE
+        else:
+            chunks = entry.chunks
+            channel.learn(entry.usage, entry.timings)
+            problem = self._problem(chunks, channel)
+        if problem:
             self.abort()
             channel.fail(EngineError(f"{self._who}: {problem}"), wakeups)
             return True
@@ -208,7 +226,7 @@ class OpenRequest:
             channel.put(chunk, wakeups)
         if channel.is_behind:
             self._pause(channel)
-        return channel.is_done
+        return not self._num_open
 
     def _pause(self, channel: RemoteChannel) -> None:
         """Stop the chunks of the process, unless the reader has caught up meanwhile."""
@@ -225,7 +243,7 @@ class OpenRequest:
             if chunk.finish_reason is not None:
                 self._num_open -= 1
             if not 0 <= chunk.index < channel.num_choices:
-                return "its stream has a choice that was not requested"
+                return OTHER_CHOICE
         if self._num_open < 0:
             return "its stream goes on after its end"
         if not self._num_open and num_tokens != (stated := channel.stated_tokens):
@@ -240,7 +258,15 @@ class OpenRequest:
             if not self._channel.is_done:
                 self._channel.fail(error, wakeups)
             return
-        accepted, self._accepted = self._accepted, None
-        if accepted is not None:
-            with suppress(InvalidStateError):  # its caller has gone
-                accepted.set_exception(self._refusal or error)
+        self._settle(self._refusal or error, wakeups)
+
+    def _settle(self, outcome: Stream | BaseException, wakeups: Wakeups) -> None:
+        """Let the caller go on, unless it has gone."""
+        settled, self._settled = self._settled, None
+        if settled is None or self._is_given_up:
+            return
+        self._outcome = outcome
+        if isinstance(settled, Future):
+            settled.set_result(None)
+        else:
+            wakeups.add(settled)

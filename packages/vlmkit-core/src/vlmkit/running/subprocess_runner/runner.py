@@ -34,12 +34,15 @@ from vlmkit.running.subprocess_runner.messages import (
     Detokenized,
     Drain,
     Drained,
+    Entry,
+    Malformed,
     News,
     Refused,
     Started,
     State,
     Steps,
     Submit,
+    TokenEntry,
     Tokenize,
     Tokenized,
 )
@@ -125,12 +128,14 @@ class SubprocessRunner:
             RequestError: the request is invalid, too long or cannot be sent, or the queue is full.
             EngineError: the child is being restarted, or ended.
         """
-        opened = self._begin(request, admit)
+        settled: Future[None] = Future()
+        opened = self._begin(request, admit, settled)
         try:
-            return opened.take_accepted().result()
-        except (KeyboardInterrupt, SystemExit):
-            opened.abort()
+            settled.result()
+        except BaseException:
+            opened.give_up()
             raise
+        return opened.outcome()
 
     async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request without blocking the event loop; return when it is accepted.
@@ -139,33 +144,41 @@ class SubprocessRunner:
             RequestError: the request is invalid, too long or cannot be sent, or the queue is full.
             EngineError: the child is being restarted, or ended.
         """
-        opened = self._begin(request, admit)
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        opened = self._begin(request, admit, settled)
         try:
-            return await asyncio.wrap_future(opened.take_accepted())
-        except asyncio.CancelledError:
-            opened.abort()
+            await settled
+        except BaseException:
+            opened.give_up()
             raise
+        return opened.outcome()
 
-    def _begin(self, request: Request, admit: Admit | None) -> OpenRequest:
+    def _begin(
+        self,
+        request: Request,
+        admit: Admit | None,
+        settled: "asyncio.Future[None] | Future[None]",
+    ) -> OpenRequest:
         if not request.id:
             request = replace(request, id=f"req-{secrets.token_hex(8)}")
         with self._lock:
             child = self._running_child()
             if self._is_draining:
                 raise closing_error()
-            opened = OpenRequest(next(self._numbers), request, admit, child, self._who)
+            number = next(self._numbers)
+            opened = OpenRequest(number, request, admit, child, self._who, settled)
             self._requests[opened.number] = opened
         try:
-            child.send_values(Submit(opened.number, request, admit is not None))
+            child.send(Submit(opened.number, request, admit is not None))
         except NotSerializable as error:
             with self._lock:
                 self._requests.pop(opened.number, None)
-            raise self._not_sent(error) from None
+            raise self._not_sent(str(error)) from None
         return opened
 
-    def _not_sent(self, error: NotSerializable) -> RequestError:
+    def _not_sent(self, what: str) -> RequestError:
         return RequestError(
-            f"the request holds {error}, which {self._who} cannot send to its process",
+            f"the request holds {what}, which {self._who} cannot send to its process",
             code="not_serializable",
             hint="serve the model without this runner",
         )
@@ -230,11 +243,11 @@ class SubprocessRunner:
             number = next(self._numbers)
             self._calls[number] = answer
         try:
-            child.send_values(message_of(number))
+            child.send(message_of(number))
         except NotSerializable as error:
             with self._lock:
                 self._calls.pop(number, None)
-            raise self._not_sent(error) from None
+            raise self._not_sent(str(error)) from None
         return number, answer
 
     async def _acall(self, message_of: Callable[[int], object]) -> Any:
@@ -350,12 +363,11 @@ class SubprocessRunner:
         """Deliver a message of the child; runs in the thread that reads them."""
         if isinstance(message, News):
             for entry in message.entries:
-                opened = self._requests.get(entry.number)
-                if opened is not None and opened.add(entry, wakeups):
-                    self._requests.pop(entry.number, None)
-        elif isinstance(message, Demanded | Accepted):
-            self._advanced(message, wakeups)
-        elif isinstance(message, Refused):
+                self._told(entry, wakeups)
+        elif isinstance(message, Demanded):
+            if (opened := self._requests.get(message.number)) is not None:
+                opened.decide(message.demand)
+        elif isinstance(message, Refused | Malformed):
             self._refused(message, wakeups)
         elif isinstance(message, Tokenized | Detokenized | Drained):
             self._answered(message)
@@ -365,16 +377,19 @@ class SubprocessRunner:
             for step in message.steps:
                 self._observers.notify("step", step)
 
-    def _advanced(self, message: Demanded | Accepted, wakeups: Wakeups) -> None:
-        if (opened := self._requests.get(message.number)) is None:
+    def _told(self, entry: Accepted | TokenEntry | Entry, wakeups: Wakeups) -> None:
+        """Deliver news of one request."""
+        if (opened := self._requests.get(entry.number)) is None:
             return
-        if isinstance(message, Demanded):
-            opened.decide(message.demand)
-        else:
-            self._uncounted[message.number] = opened
-            opened.accept(message, self.facts, self._observers, wakeups)
+        if isinstance(entry, Accepted):
+            self._uncounted[entry.number] = opened
+            opened.accept(entry, self.facts, self._observers, wakeups)
+        elif opened.add(entry, wakeups):
+            self._requests.pop(entry.number, None)
 
-    def _refused(self, message: Refused, wakeups: Wakeups) -> None:
+    def _refused(self, message: Refused | Malformed, wakeups: Wakeups) -> None:
+        if isinstance(message, Malformed):
+            message = Refused(message.number, self._not_sent("a value of a wrong type"))
         if isinstance(message.error, QueueFull):
             self._state = replace(self._state, is_full=True)
         if (opened := self._requests.pop(message.number, None)) is not None:

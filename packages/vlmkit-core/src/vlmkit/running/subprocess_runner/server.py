@@ -6,10 +6,9 @@ All of it runs in one event loop, beside the threads of the runner.
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from vlmkit.errors import EngineError, RequestCancelled, RequestError, VlmkitError, WireError
@@ -28,6 +27,7 @@ from vlmkit.running.subprocess_runner.messages import (
     Drained,
     Entry,
     Flow,
+    Malformed,
     News,
     Proceed,
     Refused,
@@ -37,15 +37,19 @@ from vlmkit.running.subprocess_runner.messages import (
     TokenEntry,
     Tokenize,
     Tokenized,
+    malformed_number,
 )
 from vlmkit.types.completion import Chunk
+from vlmkit.types.delta import TextDelta
 from vlmkit.types.demand import Demand
-from vlmkit.wire.frames import PIECE_BYTES, Buffer, aread_frame, frame_parts
+from vlmkit.wire.buffers import NotSerializable
+from vlmkit.wire.frames import Buffer, Frame, FrameSplitter, frame_parts
 
 log = logging.getLogger(__name__)
 
 STATE_S = 0.05  # between two looks at the state
 NEWS_S = 0.001  # between two frames of entries; few engines compute steps as fast
+READ_BYTES = 2**16  # what a pipe holds
 END_S = 5.0  # for ends of requests to be sent before the process exits
 
 
@@ -71,14 +75,13 @@ class _OpenRequest:
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.stream: AnswerStream | None = None
-        self.decision: Future[bool] = Future()
+        self.decisions: SimpleQueue[bool] = SimpleQueue()
         self.may_flow = asyncio.Event()
         self.may_flow.set()
 
     def abort(self) -> None:
         """End the request: by its stream, or by cancelling its preparation."""
-        if not self.decision.done():
-            self.decision.set_result(False)
+        self.decisions.put(False)
         self.may_flow.set()
         if self.stream is not None:
             self.stream.abort()
@@ -108,9 +111,10 @@ class ChildServer:
         self._answers = answers
         self._steps = steps
         self._open: dict[int, _OpenRequest] = {}
-        self._entries: list[TokenEntry | Entry] = []
-        self._is_flushing = False
+        self._entries: list[Accepted | TokenEntry | Entry] = []
         self._flushed_s = 0.0
+        self._flushed = asyncio.Event()
+        self._flushed.set()
         self._writing = threading.Lock()
         self._state: State | None = None
 
@@ -119,10 +123,10 @@ class ChildServer:
         self._loop = asyncio.get_running_loop()
         self._is_over = asyncio.Event()
         self._runner.on_failure(lambda _: self._from_thread(self._is_over.set))
-        tasks = [self._loop.create_task(each) for each in (self._read(), self._watch_state())]
+        threading.Thread(target=self._read, name="vlmkit-requests", daemon=True).start()
+        watch = self._loop.create_task(self._watch_state())
         await self._is_over.wait()
-        for task in tasks:
-            task.cancel()
+        watch.cancel()
         for request in self._open.values():
             request.may_flow.set()  # its caller reads no more, and gets the last chunks at once
         answers = [each.task for each in self._open.values() if each.task is not None]
@@ -130,33 +134,40 @@ class ChildServer:
             await asyncio.wait(answers, timeout=END_S)
         self._flush()
 
-    async def _read(self) -> None:
-        reader = asyncio.StreamReader()
-        if os.name == "nt":  # its event loop cannot read such pipes
-            threading.Thread(target=self._feed, args=(reader,), daemon=True).start()
-        else:
-            protocol = asyncio.StreamReaderProtocol(reader)
-            await self._loop.connect_read_pipe(lambda: protocol, self._requests)
+    def _read(self) -> None:
+        """Read messages in a thread, so that no decision waits for a turn of the event loop."""
+        splitter = FrameSplitter()
         try:
-            while True:
-                self._handle(CODEC.decode(await aread_frame(reader)))
-        except (EOFError, OSError, WireError, MemoryError):
-            self._is_over.set()
-
-    def _feed(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError):
-            while content := self._requests.read(PIECE_BYTES):
-                self._from_thread(reader.feed_data, content)
-        self._from_thread(reader.feed_eof)
+            while content := self._requests.read(READ_BYTES):
+                messages = []
+                for message in map(_decoded, splitter.feed(content)):
+                    if isinstance(message, Proceed):
+                        self._decide(message)
+                    else:
+                        messages.append(message)
+                if messages:
+                    self._from_thread(self._handle_all, messages)
+        except (OSError, WireError, MemoryError) as error:
+            log.debug("no more messages are read:\n%s", trace_of(error))
+        finally:
+            self._from_thread(self._is_over.set)
 
     def _from_thread(self, work: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(work, *args)
 
+    def _decide(self, message: Proceed) -> None:
+        if (request := self._open.get(message.number)) is not None:
+            request.decisions.put(message.is_admitted)
+
+    def _handle_all(self, messages: Iterable[Any]) -> None:
+        for message in messages:
+            self._handle(message)
+
     def _handle(self, message: Any) -> None:
         if isinstance(message, Submit):
             self._start(message.number, self._answer(message))
-        elif isinstance(message, Proceed | Abort | Flow):
+        elif isinstance(message, Abort | Flow):
             if (request := self._open.get(message.number)) is not None:
                 _tell(request, message)
         elif isinstance(message, Tokenize):
@@ -167,6 +178,8 @@ class ChildServer:
             self._start(message.number, self._drain(message))
         elif isinstance(message, Close):
             self._start(-1, self._close())
+        elif isinstance(message, Malformed):
+            self._send(message)
 
     def _start(self, number: int, work: Any) -> None:
         request = self._open[number] = _OpenRequest()
@@ -191,36 +204,40 @@ class ChildServer:
 
         def admit(demand: Demand) -> None:
             self._write(frame_parts(CODEC.encode(Demanded(number, demand))))
-            if not request.decision.result():
+            if not request.decisions.get():
                 raise RequestError("the request was not admitted")
 
         stream = request.stream = await self._runner.asubmit(
             message.request, admit if message.asks_admission else None
         )
-        self._send(
-            Accepted(
-                number,
-                stream.num_choices,
-                tuple(stream.prompt_token_ids),
-                stream.usage,
-                stream.timings,
-            )
+        prompt_token_ids = tuple(stream.prompt_token_ids)
+        self._add(
+            Accepted(number, stream.num_choices, prompt_token_ids, stream.usage, stream.timings)
         )
         self._state = None  # the caller counts this request itself until the next state
-        is_first = True
-        while chunks := await stream.next_chunks():
-            is_last = len(stream.reasons) == stream.num_choices
-            if is_first or is_last or not all(map(_is_light, chunks)):
-                self._add(Entry(number, tuple(chunks), stream.usage, stream.timings))
+        await self._pass_on(number, request, stream)
+
+    async def _pass_on(self, number: int, request: _OpenRequest, stream: AnswerStream) -> None:
+        """Send the chunks of an answer as entries."""
+        is_first, num_open, num_reasoning = True, stream.num_choices, 0
+        while num_open and (chunks := await stream.next_chunks()):
+            if is_first or not all(map(_is_light, chunks)):
+                is_first = False
+                num_open -= sum([each.finish_reason is not None for each in chunks])
+                usage = stream.usage
+                num_reasoning = usage.reasoning_tokens
+                self._add(Entry(number, tuple(chunks), usage, stream.timings))
             else:
-                num_reasoning = stream.usage.reasoning_tokens
-                for each in chunks:
-                    self._add(
+                if not all(map(_is_text, chunks)):
+                    num_reasoning = stream.usage.reasoning_tokens
+                self._add(
+                    *[
                         TokenEntry(number, each.index, each.deltas, each.samples, num_reasoning)
-                    )
-            is_first = False
-            if (wait_s := self._flushed_s + NEWS_S - self._loop.time()) > 0:
-                await asyncio.sleep(wait_s)  # the chunks of this time are read together
+                        for each in chunks
+                    ]
+                )
+            if self._loop.time() < self._flushed_s + NEWS_S:
+                await self._flushed.wait()  # the chunks of this time are read together
             if not request.may_flow.is_set():
                 await request.may_flow.wait()
 
@@ -244,17 +261,17 @@ class ChildServer:
 
     # What is sent.
 
-    def _add(self, entry: TokenEntry | Entry) -> None:
-        """Send an entry with the others of this turn, or of the next :data:`NEWS_S`."""
-        self._entries.append(entry)
-        if not self._is_flushing:
-            self._is_flushing = True
+    def _add(self, *entries: Accepted | TokenEntry | Entry) -> None:
+        """Send entries with the others of this turn, or of the next :data:`NEWS_S`."""
+        self._entries += entries
+        if self._flushed.is_set():
+            self._flushed.clear()
             self._loop.call_at(self._flushed_s + NEWS_S, self._flush)
 
     def _flush(self) -> None:
-        self._is_flushing = False
         self._flushed_s = self._loop.time()
         self._write(self._packed_entries())
+        self._flushed.set()
 
     def _send(self, message: object) -> None:
         """Send a message at once, after all entries so far."""
@@ -262,7 +279,22 @@ class ChildServer:
 
     def _packed_entries(self) -> list[Buffer]:
         entries, self._entries = self._entries, []
-        return frame_parts(CODEC.encode(News(tuple(entries)))) if entries else []
+        if not entries:
+            return []
+        try:
+            return frame_parts(CODEC.encode(News(tuple(entries))))
+        except NotSerializable:  # one request fails, and not all
+            return [part for entry in entries for part in self._packed_alone(entry)]
+
+    def _packed_alone(self, entry: Accepted | TokenEntry | Entry) -> list[Buffer]:
+        """Return the frame of one entry; its request fails if it cannot be sent."""
+        try:
+            return frame_parts(CODEC.encode(News((entry,))))
+        except NotSerializable as error:
+            if (request := self._open.get(entry.number)) is not None:
+                request.abort()
+            refused = Refused(entry.number, EngineError(f"the answer holds {error}"))
+            return frame_parts(CODEC.encode(refused))
 
     def _write(self, parts: Iterable[Buffer]) -> None:
         """Write whole frames; may be called in any thread."""
@@ -300,10 +332,29 @@ def _is_light(chunk: Chunk) -> bool:
     return chunk.finish_reason is None and chunk.embedding is None and not chunk.places
 
 
-def _tell(request: _OpenRequest, message: Proceed | Abort | Flow) -> None:
+def _is_text(chunk: Chunk) -> bool:
+    """Whether a chunk has more text, so that its token is none of reasoning."""
+    return len(chunk.deltas) == 1 and type(chunk.deltas[0]) is TextDelta
+
+
+def _decoded(frame: Frame) -> Any:
+    """Return a message; that it is malformed if an answer can say so.
+
+    Raises:
+        WireError: it is malformed in another way.
+    """
+    try:
+        return CODEC.decode(frame)
+    except WireError:
+        if (number := malformed_number(frame.head)) is None:
+            raise
+        return Malformed(number)
+
+
+def _tell(request: _OpenRequest, message: Abort | Flow) -> None:
     if isinstance(message, Abort):
         request.abort()
-    elif isinstance(message, Flow):
-        (request.may_flow.clear if message.is_paused else request.may_flow.set)()
-    elif not request.decision.done():
-        request.decision.set_result(message.is_admitted)
+    elif message.is_paused:
+        request.may_flow.clear()
+    else:
+        request.may_flow.set()
