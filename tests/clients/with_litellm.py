@@ -138,3 +138,42 @@ def test_the_anthropic_api_is_answered(server, data_url):
         temperature=0,
     )
     assert "circle" in answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("provider", ["ollama", "ollama_chat"])
+def test_ollamas_api_is_answered(server, data_url, provider):
+    """LiteLLM sends its bodies without a media type."""
+    options = {"model": f"{provider}/mock", "api_base": server.url}
+    assert "abc" in litellm.completion(messages=asked("abc"), **options).choices[0].message.content
+    shown = litellm.completion(messages=picture_and("abc", data_url), **options)
+    assert "image 1: 336x336" in shown.choices[0].message.content
+    chunks = litellm.completion(messages=asked("abc"), stream=True, **options)
+    assert "abc" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(messages=asked("x"), **options | {"model": f"{provider}/other"})
+
+
+def test_a_tool_is_called_over_ollamas_api(server):
+    answer = litellm.completion(
+        model="ollama_chat/mock",
+        api_base=server.url,
+        messages=asked("How is the weather in Köln?"),
+        tools=[TOOL],
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Köln"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "path"),
+    [("hosted_vllm", ""), ("hosted_vllm", "/v1"), ("jina_ai", "/v1"), ("cohere", "")],
+)
+def test_documents_are_ranked(server, provider, path):
+    options = {"api_base": f"{server.url}{path}", "api_key": "none"}
+    body = {"query": "red", "documents": ["one", "two", "three"], "top_n": 2}
+    found = litellm.rerank(model=f"{provider}/mock", **body, **options).results
+    scores = [each["relevance_score"] for each in found]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    with pytest.raises(litellm.NotFoundError):
+        litellm.rerank(model=f"{provider}/other", **body, **options)
