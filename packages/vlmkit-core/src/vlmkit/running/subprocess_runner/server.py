@@ -70,9 +70,14 @@ class StepRecorder(Observer):
 
 
 class _OpenRequest:
-    """A request that runs here."""
+    """A request that runs here.
+
+    Attributes:
+        has_ended: whether its end was sent while it runs.
+    """
 
     def __init__(self) -> None:
+        self.has_ended = False
         self.task: asyncio.Task[None] | None = None
         self.stream: AnswerStream | None = None
         self.decisions: SimpleQueue[bool] = SimpleQueue()
@@ -220,7 +225,7 @@ class ChildServer:
     async def _pass_on(self, number: int, request: _OpenRequest, stream: AnswerStream) -> None:
         """Send the chunks of an answer as entries."""
         is_first, num_open, num_reasoning = True, stream.num_choices, 0
-        while num_open and (chunks := await stream.next_chunks()):
+        while num_open and (chunks := await stream.next_chunks()) and not request.has_ended:
             if is_first or not all(map(_is_light, chunks)):
                 is_first = False
                 num_open -= sum([each.finish_reason is not None for each in chunks])
@@ -283,18 +288,26 @@ class ChildServer:
             return []
         try:
             return frame_parts(CODEC.encode(News(tuple(entries))))
-        except NotSerializable:  # one request fails, and not all
-            return [part for entry in entries for part in self._packed_alone(entry)]
+        except NotSerializable:
+            return self._packed_alone(entries)
 
-    def _packed_alone(self, entry: Accepted | TokenEntry | Entry) -> list[Buffer]:
-        """Return the frame of one entry; its request fails if it cannot be sent."""
-        try:
-            return frame_parts(CODEC.encode(News((entry,))))
-        except NotSerializable as error:
-            if (request := self._open.get(entry.number)) is not None:
-                request.abort()
-            refused = Refused(entry.number, EngineError(f"the answer holds {error}"))
-            return frame_parts(CODEC.encode(refused))
+    def _packed_alone(self, entries: Iterable[Accepted | TokenEntry | Entry]) -> list[Buffer]:
+        """Return a frame for each entry; a request fails at one that cannot be sent."""
+        parts: list[Buffer] = []
+        failed: set[int] = set()
+        for entry in entries:
+            if entry.number in failed:
+                continue
+            try:
+                parts += frame_parts(CODEC.encode(News((entry,))))
+            except NotSerializable as error:
+                failed.add(entry.number)
+                if (request := self._open.get(entry.number)) is not None:
+                    request.has_ended = True
+                    request.abort()
+                refused = Refused(entry.number, EngineError(f"the answer holds {error}"))
+                parts += frame_parts(CODEC.encode(refused))
+        return parts
 
     def _write(self, parts: Iterable[Buffer]) -> None:
         """Write whole frames; may be called in any thread."""
@@ -307,6 +320,8 @@ class ChildServer:
 
     def _refuse(self, number: int, error: VlmkitError) -> None:
         request = self._open[number]
+        if request.has_ended:
+            return
         stream = request.stream
         if stream is None:
             self._send(Refused(number, error))
