@@ -60,3 +60,13 @@ def test_an_error_is_one_text() -> None:
     assert isinstance(refusal(RequestError("wrong"), "/api/generate", body), str)
     assert refusal(RequestError("too long", param="messages"), "/api/generate",
                    {"model": MODEL, "prompt": "x"}) == "prompt: too long"  # fmt: skip
+
+
+def test_to_think_is_reported_as_ignored_where_the_model_cannot() -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": False}
+    thoughts = (True, "high", False, None)
+    sent = [Sent("/api/chat", body | {"think": think}) for think in thoughts]
+    received = ApiServer(OllamaApi(), ScriptedRunner()).send(*sent)
+    assert [each.status for each in received] == [200] * 4
+    ignored = [each.headers.get("x-vlmkit-ignored") for each in received]
+    assert ignored == ["think", "think", None, None]

@@ -47,6 +47,8 @@ async def _answered(
     """Return the response to a conversation."""
     began_s = time.monotonic()
     answer = await exchange.run(conversation, "ollama")
+    if body.think is True and "reasoning_effort" not in answer.runner.facts.options:
+        exchange.report_ignored(frozenset({"think"}))
     times = Times(began_s, exchange.load_s)
     source, model, logprobs = answer.source, answer.head.model, None
     if answer.extras.logprobs:
