@@ -55,6 +55,12 @@ def _build_keys(_: BuildContext) -> "click.Command":
     return keys
 
 
+def _build_batch(_: BuildContext) -> "click.Command":
+    from vlmkit_server.commands.batch import batch
+
+    return batch
+
+
 APIS = {
     "openai-chat": "OpenAI's chat completions.",
     "openai-completions": "OpenAI's completions of plain texts.",
@@ -94,12 +100,18 @@ def vlmkit_register_apis(registry: "Registry[Api]") -> None:
 
 @hookimpl
 def vlmkit_register_commands(registry: Registry[Any]) -> None:
-    """Register ``vlmkit serve`` and ``vlmkit keys``."""
+    """Register ``vlmkit serve``, ``vlmkit batch`` and ``vlmkit keys``."""
     registry.add(
         "serve",
         _build_serve,
         why_not=_why_not,
         description="Serve MODELs, or those of the config, over HTTP.",
+    )
+    registry.add(
+        "batch",
+        _build_batch,
+        why_not=_why_not,
+        description="Answer a file of requests without a server.",
     )
     registry.add(
         "keys", _build_keys, why_not=_why_not, description="Create, list and revoke API keys."

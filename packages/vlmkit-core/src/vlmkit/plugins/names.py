@@ -15,7 +15,7 @@ OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH})
 OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("ask", "chat", "config", "doctor", "help", "models", "plugins"), OWN),
-        **dict.fromkeys(("keys", "serve"), SERVER),
+        **dict.fromkeys(("batch", "keys", "serve"), SERVER),
         **dict.fromkeys(("plugins check", "plugins new", "verify"), TESTING),
         "bench": BENCH,
     }

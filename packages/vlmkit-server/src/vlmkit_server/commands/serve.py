@@ -95,10 +95,10 @@ def serve(
         _check(context, models, config_file, assignments, address)
         return
     with heap.paused_collection():
-        prepared = _prepared(models, config_file, assignments, address)
-    with _shown_log(prepared.settings.log_format, debug=context.obj.debug):
-        _log_plugins(prepared.plugins, prepared.config)
-        _run(prepared)
+        found = prepared(models, config_file, assignments, address)
+    with _shown_log(found.settings.log_format, debug=context.obj.debug):
+        _log_plugins(found.plugins, found.config)
+        _run(found)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
             log.info("exit while threads are running: %s", ", ".join(busy))
@@ -110,7 +110,7 @@ def serve(
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """Everything that a config names, built or ready to load."""
 
     config: "Config"
@@ -123,12 +123,12 @@ class _Prepared:
     component_names: "ComponentNames"
 
 
-def _prepared(
+def prepared(
     models: Sequence[str],
     config_file: Path | None,
     assignments: Sequence[str],
     address: Mapping[str, str],
-) -> _Prepared:
+) -> Prepared:
     """Read the config, and build the components of the server; loads no model.
 
     Raises:
@@ -153,7 +153,7 @@ def _prepared(
     sources, served = tool_sources(config, plugins), apis(config, plugins)
     groups = {"apis": served, "tool_sources": sources, "monitors": built}
     names = component_names_of(plugins, {}, groups)
-    return _Prepared(config, settings, plugins, specs, served, sources, built, names)
+    return Prepared(config, settings, plugins, specs, served, sources, built, names)
 
 
 def settings_of(config: "Config") -> "ServerSettings":
@@ -188,7 +188,7 @@ def _check(
     click.echo(f"valid: it would listen on {_url(settings_of(config))}")
 
 
-def _run(prepared: _Prepared) -> None:
+def _run(prepared: Prepared) -> None:
     """Serve, and print an example request once the models are loaded."""
     from vlmkit_server.commands.components import request_fields
 

@@ -16,7 +16,7 @@ from vlmkit_server.apis.batches.wire import AnyEndpoint, BatchError
 
 MAX_ERRORS = 100  # that are reported
 SPANS_AT_ONCE = 1000
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class Line(msgspec.Struct):
@@ -126,7 +126,7 @@ class Check:
     def _lines(self) -> Iterator[tuple[LineSpan, bytes]]:
         """Yield lines, with one at a time in memory."""
         with self._path.open("rb") as file:
-            start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            start = len(BOM) if file.read(len(BOM)) == BOM else 0
             file.seek(start)
             number = 0
             while content := file.readline(self._max_line_bytes + 2):

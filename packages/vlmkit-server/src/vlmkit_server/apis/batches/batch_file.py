@@ -1,0 +1,450 @@
+"""Answers a file of requests without a server: one line of output for each line of input, in order.
+
+The output file is the only state. A complete line in it is an answer; what follows the last line
+feed is not. So a run that was killed goes on after its last complete line. It builds no server: see
+:mod:`vlmkit_server.offline`.
+"""
+
+import asyncio
+import base64
+import hashlib
+import mimetypes
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit_server.apis.batches.in_process_client import Answer, InProcessClient
+from vlmkit_server.apis.batches.input_lines import BOM, Line, custom_id_of, line_of
+from vlmkit_server.apis.batches.output_lines import answered, new_id, unanswered
+from vlmkit_server.apis.batches.wire import MESSAGES, Endpoint
+from vlmkit_server.http.caller import ANONYMOUS
+from vlmkit_server.http.errors import CLIENT_GONE
+
+T = TypeVar("T")
+
+ENDPOINTS = (*Endpoint.__args__, MESSAGES)  # type: ignore[attr-defined]
+MAX_ATTEMPTS = 3  # of a line whose request failed
+MAX_PAUSE_S = 60.0
+MAX_AHEAD = 8  # lines for each concurrent one that wait for the answer of an earlier line
+MAX_AHEAD_BYTES = 2**28  # of answers that wait for an earlier one
+MAX_IMAGE_BYTES = 2**26
+NUM_READ = 64  # lines that are read at once
+LARGE_BYTES = 2**16  # parsing or encoding more takes milliseconds
+SYNC_S = 1.0  # after which answers are on the disk
+_RETRIED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+class Problem(Exception):  # noqa: N818 - becomes the error of a line, and is not raised further
+    """A line that cannot be sent.
+
+    Args:
+        code: the code of the error.
+        message: what is wrong.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InputLine(NamedTuple):
+    """A line of the input file that is not blank.
+
+    Attributes:
+        number: its number among all lines, counted from 1.
+        content: the line; its beginning if it is too long.
+        is_too_long: whether it is over the limit.
+        custom_id: its id; one made of its number if it has none that can be read.
+    """
+
+    number: int
+    content: bytes
+    is_too_long: bool
+    custom_id: str
+
+
+def input_lines(path: Path, max_bytes: int) -> Iterator[InputLine]:
+    """Yield the lines of a file that are not blank, with one at a time in memory."""
+    with path.open("rb") as file:
+        file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
+        number = 0
+        while content := file.readline(max_bytes + 2):
+            number += 1
+            is_too_long = len(content.rstrip(b"\r\n")) > max_bytes
+            while not content.endswith(b"\n") and is_too_long:
+                if (rest := file.readline(max_bytes)).endswith(b"\n") or not rest:
+                    break
+            if not content.isspace():
+                yield InputLine(number, content, is_too_long, _id_of(content, number))
+
+
+def _id_of(content: bytes, number: int) -> str:
+    try:
+        return custom_id_of(content)
+    except (ValueError, RecursionError):
+        return f"line-{number}"
+
+
+class OutputFile:
+    """The output file, open for appending.
+
+    Args:
+        path: the file; it is created if it does not exist.
+
+    Raises:
+        RequestError: it cannot be opened, or another run writes to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = path.open("a+b")
+        except OSError as error:
+            raise RequestError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise RequestError(f"{path} is no regular file")
+            _lock(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+        self._synced_s = time.monotonic()
+
+    def close(self) -> None:
+        """Close the file, with everything on the disk."""
+        with self._file:
+            self.sync()
+
+    def complete_lines(self) -> Iterator[bytes]:
+        """Yield the complete lines, and remove what follows the last of them."""
+        self._file.seek(0)
+        end = 0
+        while (content := self._file.readline()).endswith(b"\n"):
+            end += len(content)
+            yield content
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, lines: list[bytes]) -> None:
+        """Append lines; they survive the end of the process, and after a second one of the system.
+
+        Raises:
+            RequestError: they cannot be written; the file may end with a part of a line.
+        """
+        try:
+            self._file.write(b"".join(lines))
+            self._file.flush()
+            if time.monotonic() - self._synced_s >= SYNC_S:
+                self.sync()
+        except OSError as error:
+            raise RequestError(
+                f"{self._path} cannot be written: {error.strerror}",
+                hint="the same command goes on where this one stops",
+            ) from error
+
+    def sync(self) -> None:
+        """Put everything on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._synced_s = time.monotonic()
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Lock a file until it is closed.
+
+    Raises:
+        RequestError: another process has locked it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise RequestError(f"another run writes to {path}") from None
+
+
+class BatchFile:
+    """Answers the lines of a file.
+
+    Args:
+        client: sends the requests.
+        output: the output file.
+        images: the folder of images that lines name by a relative path.
+        max_line_bytes: the longest line.
+        num_concurrent: how many lines are answered at once.
+
+    Attributes:
+        num_before: the lines that were answered before this run.
+        num_answered: the lines that this run has answered, failed ones included.
+        num_failed: of them those without a successful answer, by the code of the error.
+    """
+
+    def __init__(
+        self,
+        client: InProcessClient,
+        output: OutputFile,
+        images: Path,
+        max_line_bytes: int,
+        num_concurrent: int,
+    ) -> None:
+        self._client = client
+        self._output = output
+        self._images = images.resolve()
+        self._max_line_bytes = max_line_bytes
+        self._num_concurrent = num_concurrent
+        self._gone = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._running: deque[asyncio.Task[bytes]] = deque()  # in the order of their lines
+        self._num_running = 0
+        self._num_ahead_bytes = 0
+        self._paused_until_s = 0.0
+        self.num_before = self.num_answered = 0
+        self.num_failed: dict[str, int] = {}
+
+    def stop(self) -> None:
+        """Start no further line, and give up those that are being answered."""
+        self._gone.set()
+        self._changed.set()
+
+    async def run(self, path: Path) -> None:
+        """Answer the lines of a file that have no answer in the output file.
+
+        Raises:
+            RequestError: a file cannot be read or written, or the output is that of another input.
+        """
+        try:
+            lines = self._unanswered(path)
+            while not self._gone.is_set():
+                if not (found := await asyncio.to_thread(list, islice(lines, NUM_READ))):
+                    break
+                for each in found:
+                    self._start(*each)
+                    await self._wait_for(lambda: not self._is_busy)
+            await self._wait_for(lambda: not self._running)
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+        finally:
+            self._gone.set()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _unanswered(self, path: Path) -> Iterator[tuple[InputLine, bool]]:
+        """Yield the lines without an answer, and whether an earlier line has the same id.
+
+        Raises:
+            RequestError: the output file has answers to other lines.
+        """
+        lines = input_lines(path, self._max_line_bytes)
+        ids = set[bytes]()
+        for answer in self._output.complete_lines():
+            line = next(lines, None)
+            if line is None or _custom_id(answer) != line.custom_id:
+                raise RequestError(
+                    f"line {self.num_before + 1} of the output file is no answer to this input",
+                    hint="choose another output file, or remove this one",
+                )
+            self.num_before += 1
+            ids.add(_digest(line.custom_id))
+        for line in lines:
+            known = _digest(line.custom_id)
+            yield line, known in ids
+            ids.add(known)
+
+    @property
+    def _is_busy(self) -> bool:
+        return (
+            self._num_running >= self._num_concurrent
+            or len(self._running) >= MAX_AHEAD * self._num_concurrent
+            or self._num_ahead_bytes >= MAX_AHEAD_BYTES
+        )
+
+    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+        """Write answers until a condition holds, or the run is stopped."""
+        self._write()
+        while not condition() and not self._gone.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+            self._write()
+
+    def _start(self, line: InputLine, is_repeated: bool) -> None:
+        self._num_running += 1
+        task = asyncio.ensure_future(self._answer(line, is_repeated))
+        task.add_done_callback(self._ended)
+        self._running.append(task)
+
+    def _ended(self, task: "asyncio.Task[bytes]") -> None:
+        self._num_running -= 1
+        if not task.cancelled() and task.exception() is None:
+            self._num_ahead_bytes += len(task.result())
+        self._changed.set()
+
+    def _write(self) -> None:
+        """Write the answers that no earlier line's is missing of."""
+        found = []
+        while self._running and self._running[0].done():
+            answer = self._running[0].result()
+            if not answer:  # given up
+                break
+            self._running.popleft()
+            self._num_ahead_bytes -= len(answer)
+            found.append(answer)
+        if found:
+            self._output.append(found)
+            self.num_answered += len(found)
+
+    async def _answer(self, line: InputLine, is_repeated: bool) -> bytes:
+        """Return the answer to a line; nothing if it was given up."""
+        try:
+            if is_repeated:
+                raise Problem("duplicate_custom_id", "custom_id is an earlier line's, too")
+            parsed, body = await _in_thread(partial(self._parsed, line), _cost(line.content))
+        except Problem as problem:
+            self._count(problem.code)
+            return unanswered(line.custom_id, problem.code, str(problem))
+        answer = await self._sent(parsed.url, body)
+        for _ in range(MAX_ATTEMPTS - 1):
+            if answer.status < 500 or answer.status in _RETRIED:
+                break
+            answer = await self._sent(parsed.url, body)
+        if answer.status == CLIENT_GONE:
+            return b""
+        if answer.status != HTTPStatus.OK:
+            self._count(f"http_{answer.status}")
+        encode = partial(answered, new_id(), parsed.custom_id, answer)
+        return await _in_thread(encode, len(answer.body))
+
+    async def _sent(self, url: str, body: bytes) -> Answer:
+        """Send a request, again and again while there is no room for it."""
+        while True:
+            pause_s = self._paused_until_s - time.monotonic()
+            if pause_s > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), pause_s)
+            answer = await self._client.post(url, body, ANONYMOUS, new_id(), self._gone)
+            if answer.status not in _RETRIED or "retry-after" not in answer.headers:
+                return answer
+            pause_s = min(float(answer.headers["retry-after"]), MAX_PAUSE_S)
+            self._paused_until_s = time.monotonic() + pause_s
+
+    def _count(self, code: str) -> None:
+        self.num_failed[code] = self.num_failed.get(code, 0) + 1
+
+    def _parsed(self, line: InputLine) -> tuple[Line, bytes]:
+        """Return a line, and its body with images in place of their paths.
+
+        Raises:
+            Problem: it cannot be sent.
+        """
+        if line.is_too_long:
+            raise Problem("line_too_long", f"the line is over {self._max_line_bytes} bytes")
+        try:
+            parsed = line_of(line.content)
+        except msgspec.ValidationError as error:
+            raise Problem("invalid_line", str(error)) from None
+        except (ValueError, RecursionError):
+            raise Problem("invalid_json_line", "the line is not valid JSON") from None
+        if parsed.url not in ENDPOINTS:
+            raise Problem("invalid_url", "url is no endpoint of batches")
+        body = bytes(parsed.body)
+        if b'"image_url"' not in body:
+            return parsed, body
+        try:
+            decoded = msgspec.json.decode(body)
+        except (ValueError, RecursionError):
+            return parsed, body  # its route reports what is wrong
+        _embed(decoded, self._images)
+        return parsed, msgspec.json.encode(decoded)
+
+
+def _embed(value: Any, folder: Path) -> None:
+    """Replace paths of images by their content, in all lists and objects of a value.
+
+    Raises:
+        Problem: a path names no image that can be read.
+    """
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, list):
+            waiting += current
+        elif isinstance(current, dict):
+            waiting += [each for name, each in current.items() if name != "image_url"]
+            url = current.get("image_url")
+            if isinstance(url, dict) and isinstance(url.get("url"), str):
+                url["url"] = _content(url["url"], folder)
+            elif isinstance(url, str):
+                current["image_url"] = _content(url, folder)
+
+
+def _content(url: str, folder: Path) -> str:
+    """Return the ``data:`` URL of an image file; an address as it is.
+
+    Raises:
+        Problem: the path names no file in the folder, or one that cannot be read.
+    """
+    if ":" in url.partition("/")[0]:
+        return url
+    path = (folder / url).resolve()
+    if not path.is_relative_to(folder):
+        raise Problem("image_outside_folder", "the path of an image leaves the folder of images")
+    try:
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise Problem("image_too_large", f"an image is over {MAX_IMAGE_BYTES} bytes")
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        raise Problem("image_not_found", "an image cannot be read") from None
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _cost(content: bytes) -> int:
+    """Return the bytes that a line takes to parse; one with images may name large files."""
+    return len(content) + (LARGE_BYTES if b'"image_url"' in content else 0)
+
+
+async def _in_thread(work: Callable[[], T], num_bytes: int) -> T:
+    """Do some work, in a thread if it takes more than a moment."""
+    return work() if num_bytes < LARGE_BYTES else await asyncio.to_thread(work)
+
+
+def _digest(custom_id: str) -> bytes:
+    return hashlib.blake2b(custom_id.encode(errors="replace"), digest_size=16).digest()
+
+
+class _Written(msgspec.Struct):
+    custom_id: str
+
+
+_WRITTEN = msgspec.json.Decoder(_Written)
+
+
+def _custom_id(answer: bytes) -> str | None:
+    """Return the id in a line of the output file; None if it is no such line."""
+    try:
+        return _WRITTEN.decode(answer).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def num_lines(path: Path, max_bytes: int) -> int:
+    """Return the number of lines of a file that are not blank.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    try:
+        return sum(1 for _ in input_lines(path, max_bytes))
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
