@@ -16,7 +16,6 @@ from typing import Any
 import click
 import msgspec
 
-from vlmkit.cli.output import columns
 from vlmkit.errors import RequestError
 from vlmkit_bench import chart, report
 from vlmkit_bench.client import AnswerError, Client
@@ -424,9 +423,9 @@ def _show(result: Result) -> None:
     if sys.stderr.isatty():
         click.echo("\r" + " " * 60 + "\r", err=True, nl=False)
     click.echo(f"{report.shown(result.model)} at {result.url}\n")
-    columns(*_split(report.latency_rows(result.summary)))
+    _show_table(report.latency_rows(result.summary))
     click.echo()
-    columns(*_split(report.figure_rows(result.summary)))
+    _show_table(report.figure_rows(result.summary))
     for warning in report.warnings(result.summary):
         click.secho(f"warning: {warning}", err=True, fg="yellow")
 
@@ -436,11 +435,12 @@ def _show_comparison(one: Result, other: Result) -> None:
         name = report.shown(result.model)
         click.echo(f"{letter}: {name} at {report.shown(result.url)}, {result.clock.started_at}")
     click.echo()
-    columns(*_split(report.comparison_rows(one.summary, other.summary)))
+    _show_table(report.comparison_rows(one.summary, other.summary))
     if differing := report.differing_options(one, other):
         names = ", ".join(map(report.shown, differing))
         click.secho(f"warning: the loads differ: {names}", err=True, fg="yellow")
 
 
-def _split(rows: report.Rows) -> tuple[Sequence[str], report.Rows]:
-    return rows[0], rows[1:]
+def _show_table(rows: report.Rows) -> None:
+    for number, line in enumerate(report.aligned(rows)):
+        click.secho(line, bold=not number)

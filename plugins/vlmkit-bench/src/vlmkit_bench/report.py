@@ -5,6 +5,7 @@ characters.
 """
 
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from vlmkit.cli.output import CONTROLS
 from vlmkit.errors import RequestError
 from vlmkit_bench.client import Outcome
 from vlmkit_bench.summary import Distribution, Summary
@@ -23,6 +23,7 @@ MAX_RESULT_BYTES = 2**30
 BUSY_CORES = 0.8  # at which the client's own time may show in the figures
 LATE_S = 0.05
 Rows = list[Sequence[str]]
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -203,6 +204,15 @@ def comparison_rows(one: Summary, other: Summary) -> Rows:
     return rows
 
 
+def aligned(rows: Rows) -> list[str]:
+    """Return the lines of a table with aligned columns."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def differing_options(one: Result, other: Result) -> list[str]:
     """Return the names of the options of the load that differ between two tests."""
     names = dict.fromkeys([*one.load, *other.load])
@@ -211,7 +221,7 @@ def differing_options(one: Result, other: Result) -> list[str]:
 
 def shown(text: str) -> str:
     """Return a text of the server without control characters, and not too long."""
-    return CONTROLS.sub("", text)[:200]
+    return _CONTROLS.sub("", text)[:200]
 
 
 def _ms(latency: Distribution | None, figure: str) -> float | None:

@@ -109,7 +109,7 @@ class OutputFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file: BinaryIO = path.open("a+b")
+            self._file: BinaryIO = path.open("ab", buffering=0)
         except OSError as error:
             raise RequestError(f"{path} cannot be opened: {error.strerror}") from error
         try:
@@ -122,19 +122,22 @@ class OutputFile:
         self._synced_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the file, with everything on the disk."""
+        """Close the file, with everything on the disk.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
         with self._file:
-            self.sync()
+            self._sync()
 
     def complete_lines(self) -> Iterator[bytes]:
         """Yield the complete lines, and remove what follows the last of them."""
-        self._file.seek(0)
         end = 0
-        while (content := self._file.readline()).endswith(b"\n"):
-            end += len(content)
-            yield content
+        with self._path.open("rb") as file:
+            while (content := file.readline()).endswith(b"\n"):
+                end += len(content)
+                yield content
         self._file.truncate(end)
-        self._file.seek(0, os.SEEK_END)
 
     def append(self, lines: list[bytes]) -> None:
         """Append lines; they survive the end of the process, and after a second one of the system.
@@ -142,22 +145,28 @@ class OutputFile:
         Raises:
             RequestError: they cannot be written; the file may end with a part of a line.
         """
+        left = memoryview(b"".join(lines))
         try:
-            self._file.write(b"".join(lines))
-            self._file.flush()
-            if time.monotonic() - self._synced_s >= SYNC_S:
-                self.sync()
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
-            raise RequestError(
-                f"{self._path} cannot be written: {error.strerror}",
-                hint="the same command goes on where this one stops",
-            ) from error
+            raise self._failure(error) from error
+        if time.monotonic() - self._synced_s >= SYNC_S:
+            self._sync()
 
-    def sync(self) -> None:
+    def _sync(self) -> None:
         """Put everything on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failure(error) from error
         self._synced_s = time.monotonic()
+
+    def _failure(self, error: OSError) -> RequestError:
+        return RequestError(
+            f"{self._path} cannot be written: {error.strerror}",
+            hint="the same command goes on where this one stops",
+        )
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
