@@ -5,7 +5,6 @@ characters.
 """
 
 import platform
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from vlmkit.errors import RequestError
+from vlmkit.kit.one_line import one_line
 from vlmkit_bench.client import Outcome
 from vlmkit_bench.summary import Distribution, Summary
 
@@ -23,7 +23,6 @@ MAX_RESULT_BYTES = 2**30
 BUSY_CORES = 0.8  # at which the client's own time may show in the figures
 LATE_S = 0.05
 Rows = list[Sequence[str]]
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -221,7 +220,7 @@ def differing_options(one: Result, other: Result) -> list[str]:
 
 def shown(text: str) -> str:
     """Return a text of the server without control characters, and not too long."""
-    return _CONTROLS.sub("", text)[:200]
+    return one_line(text, 200)
 
 
 def _ms(latency: Distribution | None, figure: str) -> float | None:
