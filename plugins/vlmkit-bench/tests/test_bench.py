@@ -71,8 +71,8 @@ def test_first_event_first_reasoning_and_first_text_are_told_apart(result_of):
         outcome[f"first_{name}_s"] - outcome["due_s"] for name in ("event", "reasoning", "text")
     )
     assert first_event < reasoning < text
-    assert reasoning - first_event >= 0.09
-    assert text - reasoning >= 0.09
+    assert reasoning >= 0.1  # the server waits that long after the request, or longer
+    assert text >= 0.2
     assert len(outcome["gaps_s"]) == 2
     assert result["summary"]["latencies"]["gap"]["num_samples"] == 2
     assert result["summary"]["events_per_token"] == 1.0
