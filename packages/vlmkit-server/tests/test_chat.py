@@ -289,7 +289,7 @@ def test_the_log_contains_the_id_of_a_failed_request(server, caplog):
     for stream in (True, False):
         body = chat(scripted(text="abcdef", fail_at_token=3), stream=stream)
         server.post(body, headers={"x-request-id": f"failing-{stream}"})
-        assert f"request failing-{stream} failed" in caplog.text
+        assert f"request failing-{stream} of api 'openai-chat' failed" in caplog.text
 
 
 def test_an_idle_stream_has_keepalive_comments():

@@ -96,5 +96,6 @@ def test_no_broken_component_is_listed_twice():
 
 def test_the_contracts_page_lists_all_broken_components():
     said = page.PAGE.read_text(encoding="utf-8")
-    assert re.findall(r"^## (\w+)$", said, re.MULTILINE) == [t.contract.__name__ for t in TABLES]
+    listed = re.findall(r"^## (\w+)$", said, re.MULTILINE)
+    assert listed[: len(TABLES)] == [table.contract.__name__ for table in TABLES]  # then plugins'
     assert page.renewed(said, TABLES) == said, "`python -m broken` in its folder renews it"
