@@ -11,6 +11,7 @@ import hashlib
 import mimetypes
 import os
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -170,19 +171,18 @@ class OutputFile:
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
-    """Lock a file until it is closed.
+    """Lock a file until it is closed, where the system has such locks.
 
     Raises:
         RequestError: another process has locked it.
     """
-    try:
+    if sys.platform != "win32":
         import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise RequestError(f"another run writes to {path}") from None
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(f"another run writes to {path}") from None
 
 
 class BatchFile:
