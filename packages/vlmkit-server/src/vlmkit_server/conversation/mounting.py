@@ -65,8 +65,8 @@ class MountedApis:
         if path in self._owners:
             return self._owners[path]
         segments = path.strip("/").split("/", self._max_depth)[: self._max_depth]
-        beginnings = ("/".join(segments[:depth]) for depth in range(len(segments), 0, -1))
-        return next((self._families[each] for each in beginnings if each in self._families), None)
+        prefixes = ("/".join(segments[:depth]) for depth in range(len(segments), 0, -1))
+        return next((self._families[each] for each in prefixes if each in self._families), None)
 
 
 def mounted(apis: Mapping[str, Api], host: Host, names: ComponentNames) -> MountedApis:

@@ -140,7 +140,7 @@ class OpenRequest:
         raise outcome
 
     def give_up(self) -> None:
-        """Abort the request, for whose outcome nobody waits any more."""
+        """Abort the request, whose outcome is not awaited any more."""
         self._is_given_up = True
         self._outcome = None
         self.abort()

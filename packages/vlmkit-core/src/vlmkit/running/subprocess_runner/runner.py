@@ -363,7 +363,7 @@ class SubprocessRunner:
         """Deliver a message of the child; runs in the thread that reads them."""
         if isinstance(message, News):
             for entry in message.entries:
-                self._told(entry, wakeups)
+                self._deliver(entry, wakeups)
         elif isinstance(message, Demanded):
             if (opened := self._requests.get(message.number)) is not None:
                 opened.decide(message.demand)
@@ -377,7 +377,7 @@ class SubprocessRunner:
             for step in message.steps:
                 self._observers.notify("step", step)
 
-    def _told(self, entry: Accepted | TokenEntry | Entry, wakeups: Wakeups) -> None:
+    def _deliver(self, entry: Accepted | TokenEntry | Entry, wakeups: Wakeups) -> None:
         """Deliver news of one request."""
         if (opened := self._requests.get(entry.number)) is None:
             return
