@@ -138,7 +138,7 @@ def test_a_run_that_is_killed_goes_on_and_nothing_is_lost_or_answered_twice(
         running.kill()
         running.communicate()
     with files[1].open("ab") as output:
-        output.write(b'{"id": "cut')  # as a kill within a write leaves it
+        output.write(b'{"id":"batch_req_cut')  # as a kill within a write leaves it
     found = run(files)
     assert found.returncode == 0, found.stderr
     assert [each["custom_id"] for each in answers(files[1])] == [f"r{n}" for n in range(num_lines)]
@@ -182,6 +182,41 @@ def test_an_output_of_another_input_is_refused_and_kept(files):
     assert found.returncode == 1
     assert "no answer to this input" in found.stderr
     assert files[1].read_text() == before
+
+
+@pytest.mark.parametrize("content", ["a note without a line feed", line("mine")])
+def test_an_output_that_has_no_answers_is_refused_and_kept(files, content):
+    files[0].write_text(line("mine"))
+    files[1].write_text(content)
+    found = run(files)
+    assert found.returncode == 1
+    assert "is no answer" in found.stderr
+    assert files[1].read_text() == content
+
+
+def test_an_input_that_is_the_output_is_refused_and_kept(files):
+    content = line("first") + "\n" + line("second")
+    files[0].write_text(content)
+    assert "is no answer" in run((files[0], files[0])).stderr
+    assert files[0].read_text() == content
+
+
+def test_a_failed_engine_ends_the_run_and_leaves_its_lines_to_the_next_one(files):
+    lines = [answering(f"r{n}", "text", latency_s=0.01) for n in range(200)]
+    lines[100] = answering("r100", "text", crash_at_token=0)
+    files[0].write_text("\n".join(lines))
+    found = run(files)
+    assert found.returncode == 3
+    assert "engine" in found.stderr
+    kept = answers(files[1])
+    assert len(kept) <= 100
+    assert all(each["response"]["status_code"] == 200 for each in kept)
+    lines[100] = answering("r100", "text")
+    files[0].write_text("\n".join(lines))
+    assert run(files).returncode == 0
+    entries = answers(files[1])
+    assert [each["custom_id"] for each in entries] == [f"r{n}" for n in range(200)]
+    assert {each["response"]["status_code"] for each in entries} == {200}
 
 
 @pytest.mark.posix

@@ -5,7 +5,7 @@ are loaded first. It does not serve: :mod:`vlmkit_server.run` does.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 
@@ -23,8 +23,6 @@ from vlmkit_server.interfaces.api import Api
 from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.settings.server import DataSettings, ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
-
-RESERVE_DIVISOR = 8  # one part in eight of the requests is reserved for other tenants
 
 
 class OfflineServer:
@@ -47,8 +45,17 @@ class OfflineServer:
         """How many requests keep the engines of all models full."""
         limits = [model.facts.limits for model in self._service.models.values() if model.facts]
         wanted = 2 * sum(each.max_sequences for each in limits)
-        most = self._service.settings.max_requests
-        return max(1, min(wanted, most - most // RESERVE_DIVISOR))
+        return max(1, min(wanted, self._service.admission.limits.requests.most_in_parts))
+
+    def on_failure(self, notify: Callable[[], None]) -> None:
+        """Call a function, in the event loop, when an engine has failed for good."""
+        event_loop = asyncio.get_running_loop()
+
+        def in_event_loop() -> None:
+            with suppress(RuntimeError):  # it has ended
+                event_loop.call_soon_threadsafe(notify)
+
+        self._service.fleet.recovery.on_error(in_event_loop)
 
 
 @asynccontextmanager
@@ -76,6 +83,7 @@ async def offline_server(
         component_names: names the providers of components in errors.
 
     Raises:
+        EngineFailed: an engine failed for good meanwhile.
         Exception: a model could not be loaded.
     """
     settings = msgspec.structs.replace(settings, data=DataSettings(), access_log="", audit_log="")
@@ -93,6 +101,8 @@ async def offline_server(
     finally:
         await asyncio.to_thread(service.fleet.close)
         service.close_logs()
+    if service.fleet.recovery.error is not None:
+        raise service.fleet.recovery.error
 
 
 async def _load(service: Service) -> None:

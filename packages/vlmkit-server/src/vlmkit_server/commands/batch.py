@@ -86,6 +86,7 @@ async def _answer(prepared: "Prepared", source: Path, target: Path, images: Path
             run = BatchFile(
                 server.client, output, images, settings.max_body_bytes, server.num_concurrent
             )
+            server.on_failure(run.stop)
             _on_interrupt(run)
             showing = asyncio.create_task(_show_progress(run, num))
             try:

@@ -20,30 +20,29 @@ from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args
 
 import msgspec
 
 from vlmkit.errors import RequestError
 from vlmkit_server.apis.batches.in_process_client import Answer, InProcessClient
 from vlmkit_server.apis.batches.input_lines import BOM, Line, custom_id_of, line_of
-from vlmkit_server.apis.batches.output_lines import answered, new_id, unanswered
+from vlmkit_server.apis.batches.line_requests import retry_of
+from vlmkit_server.apis.batches.output_lines import LINE_PREFIX, answered, new_id, unanswered
 from vlmkit_server.apis.batches.wire import MESSAGES, Endpoint
 from vlmkit_server.http.caller import ANONYMOUS
 from vlmkit_server.http.errors import CLIENT_GONE
 
 T = TypeVar("T")
 
-ENDPOINTS = (*Endpoint.__args__, MESSAGES)  # type: ignore[attr-defined]
-MAX_ATTEMPTS = 3  # of a line whose request failed
-MAX_PAUSE_S = 60.0
-MAX_AHEAD = 8  # lines for each concurrent one that wait for the answer of an earlier line
-MAX_AHEAD_BYTES = 2**28  # of answers that wait for an earlier one
+ENDPOINTS = (*get_args(Endpoint), MESSAGES)
+MAX_AHEAD = 8  # lines in memory for each concurrent one, while an earlier one has no answer
+MAX_AHEAD_BYTES = 2**28  # of answers in memory, while an earlier line has none
 MAX_IMAGE_BYTES = 2**26
 NUM_READ = 64  # lines that are read at once
 LARGE_BYTES = 2**16  # parsing or encoding more takes milliseconds
+_CHOOSE = "choose another output file, or remove this one"
 SYNC_S = 1.0  # after which answers are on the disk
-_RETRIED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
 class Problem(Exception):  # noqa: N818 - becomes the error of a line, and is not raised further
@@ -87,14 +86,16 @@ def input_lines(path: Path, max_bytes: int) -> Iterator[InputLine]:
                 if (rest := file.readline(max_bytes)).endswith(b"\n") or not rest:
                     break
             if not content.isspace():
-                yield InputLine(number, content, is_too_long, _id_of(content, number))
+                custom_id = _custom_id(content) or f"line-{number}"
+                yield InputLine(number, content, is_too_long, custom_id)
 
 
-def _id_of(content: bytes, number: int) -> str:
+def _custom_id(content: bytes) -> str | None:
+    """Return the id in a line; None if it has none that can be read."""
     try:
         return custom_id_of(content)
     except (ValueError, RecursionError):
-        return f"line-{number}"
+        return None
 
 
 class OutputFile:
@@ -132,12 +133,18 @@ class OutputFile:
             self._sync()
 
     def complete_lines(self) -> Iterator[bytes]:
-        """Yield the complete lines, and remove what follows the last of them."""
+        """Yield the complete lines, and remove the part of a line that a killed run has left.
+
+        Raises:
+            RequestError: what follows the last line is no part of an answer.
+        """
         end = 0
         with self._path.open("rb") as file:
             while (content := file.readline()).endswith(b"\n"):
                 end += len(content)
                 yield content
+        if content[: len(LINE_PREFIX)] != LINE_PREFIX[: len(content)]:
+            raise RequestError(f"the last line of {self._path} is no answer", hint=_CHOOSE)
         self._file.truncate(end)
 
     def append(self, lines: list[bytes]) -> None:
@@ -259,10 +266,11 @@ class BatchFile:
         ids = set[bytes]()
         for answer in self._output.complete_lines():
             line = next(lines, None)
-            if line is None or _custom_id(answer) != line.custom_id:
+            custom_id = _custom_id(answer) if answer.startswith(LINE_PREFIX) else None
+            if line is None or custom_id != line.custom_id:
                 raise RequestError(
                     f"line {self.num_before + 1} of the output file is no answer to this input",
-                    hint="choose another output file, or remove this one",
+                    hint=_CHOOSE,
                 )
             self.num_before += 1
             ids.add(_digest(line.custom_id))
@@ -300,7 +308,7 @@ class BatchFile:
         self._changed.set()
 
     def _write(self) -> None:
-        """Write the answers that no earlier line's is missing of."""
+        """Write the answers up to the first line that has none yet."""
         found = []
         while self._running and self._running[0].done():
             answer = self._running[0].result()
@@ -322,30 +330,29 @@ class BatchFile:
         except Problem as problem:
             self._count(problem.code)
             return unanswered(line.custom_id, problem.code, str(problem))
-        answer = await self._sent(parsed.url, body)
-        for _ in range(MAX_ATTEMPTS - 1):
-            if answer.status < 500 or answer.status in _RETRIED:
-                break
-            answer = await self._sent(parsed.url, body)
-        if answer.status == CLIENT_GONE:
+        if (answer := await self._sent(parsed.url, body)) is None:
             return b""
         if answer.status != HTTPStatus.OK:
             self._count(f"http_{answer.status}")
         encode = partial(answered, new_id(), parsed.custom_id, answer)
         return await _in_thread(encode, len(answer.body))
 
-    async def _sent(self, url: str, body: bytes) -> Answer:
-        """Send a request, again and again while there is no room for it."""
+    async def _sent(self, url: str, body: bytes) -> Answer | None:
+        """Send a request, and again where that makes sense; None if it was given up."""
+        num_attempts = 0
         while True:
-            pause_s = self._paused_until_s - time.monotonic()
-            if pause_s > 0:
+            if (pause_s := self._paused_until_s - time.monotonic()) > 0:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._gone.wait(), pause_s)
             answer = await self._client.post(url, body, ANONYMOUS, new_id(), self._gone)
-            if answer.status not in _RETRIED or "retry-after" not in answer.headers:
-                return answer
-            pause_s = min(float(answer.headers["retry-after"]), MAX_PAUSE_S)
-            self._paused_until_s = time.monotonic() + pause_s
+            if (retry := retry_of(answer, num_attempts)) is None:
+                return None if answer.status == CLIENT_GONE else answer
+            if self._gone.is_set():
+                return None
+            if retry.counts:
+                num_attempts += 1
+            else:  # there is no room, for other lines either
+                self._paused_until_s = time.monotonic() + retry.pause_s
 
     def _count(self, code: str) -> None:
         self.num_failed[code] = self.num_failed.get(code, 0) + 1
@@ -430,21 +437,6 @@ async def _in_thread(work: Callable[[], T], num_bytes: int) -> T:
 
 def _digest(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode(errors="replace"), digest_size=16).digest()
-
-
-class _Written(msgspec.Struct):
-    custom_id: str
-
-
-_WRITTEN = msgspec.json.Decoder(_Written)
-
-
-def _custom_id(answer: bytes) -> str | None:
-    """Return the id in a line of the output file; None if it is no such line."""
-    try:
-        return _WRITTEN.decode(answer).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def num_lines(path: Path, max_bytes: int) -> int:

@@ -73,7 +73,7 @@ class LineRequests:
         )
         if answer.status == CLIENT_GONE:
             return None
-        return _retry(answer, line) or await asyncio.to_thread(
+        return retry_of(answer, line.attempts) or await asyncio.to_thread(
             _done, batch.number, line.number, request_id, parsed.custom_id, answer
         )
 
@@ -89,12 +89,17 @@ class LineRequests:
         return line_of(self._folder.read(batch.input_id, line.start, line.num_bytes))
 
 
-def _retry(answer: Answer, line: TakenLine) -> Retry | None:
-    """Return when to run a line again, if that makes sense."""
+def retry_of(answer: Answer, attempts: int) -> Retry | None:
+    """Return when to send a request again, if that makes sense.
+
+    Args:
+        answer: its response.
+        attempts: earlier attempts that count.
+    """
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS and "retry-after" not in answer.headers:
         return None  # waiting does not help
     is_fault = answer.status >= 500 and answer.status not in _RETRIED
-    if answer.status not in _RETRIED and not (is_fault and line.attempts + 1 < MAX_ATTEMPTS):
+    if answer.status not in _RETRIED and not (is_fault and attempts + 1 < MAX_ATTEMPTS):
         return None
     pause_s = float(answer.headers.get("retry-after", RETRY_AFTER_S))
     return Retry(min(pause_s, MAX_PAUSE_S), counts=is_fault)

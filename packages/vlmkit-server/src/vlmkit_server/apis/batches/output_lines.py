@@ -68,6 +68,10 @@ class _Entry(msgspec.Struct):
 _BODY = msgspec.json.Decoder(_Body)
 
 
+LINE_PREFIX = b'{"id":"batch_req_'
+"""The first bytes of every line."""
+
+
 def new_id() -> str:
     """Return a new id for a line's request."""
     return f"batch_req_{secrets.token_hex(12)}"
