@@ -226,7 +226,7 @@ class Client:
             due_s: when it was to be sent.
             body: the JSON body of a streamed chat completion.
         """
-        outcome = Outcome(number, turn, due_s, self.now_s(), gaps_s=[])
+        outcome = Outcome(number, turn, due_s, self.now_s())
         answer = _Answer(outcome)
         try:
             await self._read(answer, body)
@@ -286,13 +286,9 @@ class _Events:
         if len(self._rest) > MAX_EVENT_BYTES or self._num_bytes > MAX_ANSWER_BYTES:
             raise AnswerError("answer_too_long")
         for event in events:
-            lines = [line.removeprefix(b"data:") for line in event.splitlines() if _is_data(line)]
+            lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
             if lines:
                 yield b"\n".join(lines).strip()
-
-
-def _is_data(line: bytes) -> bool:
-    return line.startswith(b"data:")
 
 
 async def _limited(response: aiohttp.ClientResponse, most: int) -> bytes:

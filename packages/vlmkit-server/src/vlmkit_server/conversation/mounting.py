@@ -38,7 +38,7 @@ class MountedApis:
         self.handlers: list[RouteHandler] = []
         self.routes: list[Route] = []
         self._owners: dict[str, Api] = {}  # by path
-        self._families: dict[str, Api | None] = {}  # by beginning; None where types of API differ
+        self._families: dict[str, Api | None] = {}  # by prefix; None where types of API differ
         self._max_depth = 0
 
     def add_path(self, path: str, api: Api) -> None:
@@ -47,9 +47,9 @@ class MountedApis:
         segments = path.partition("{")[0].strip("/").split("/")
         self._max_depth = max(self._max_depth, len(segments))
         for depth in range(1, len(segments) + 1):
-            beginning = "/".join(segments[:depth])
-            if type(self._families.setdefault(beginning, api)) is not type(api):
-                self._families[beginning] = None
+            prefix = "/".join(segments[:depth])
+            if type(self._families.setdefault(prefix, api)) is not type(api):
+                self._families[prefix] = None
 
     def write_error(self, fault: Fault, status: int, scope: Scope) -> bytes:
         """Encode an error without a route in the shape of the API to whose paths its path belongs.

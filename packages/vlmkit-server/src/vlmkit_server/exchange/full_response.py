@@ -75,11 +75,11 @@ class PiecedAnswer:
     """Sends JSON that is encoded piece by piece, as fast as the client reads it.
 
     Args:
-        make: starts the encoding, and returns the pieces; it runs outside the event loop.
-        service: runs the encoding, and cancels it when the server gives up.
+        make: starts the encoding, and returns the pieces.
+        service: runs the encoding outside the event loop, and cancels it when the server gives up.
         headers: further response headers.
         is_short: whether the first piece is encoded in the event loop, since a change of threads
-            takes longer.
+            would take longer.
     """
 
     def __init__(
