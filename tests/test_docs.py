@@ -209,6 +209,12 @@ def run_program(program, folder):
     return done.stdout
 
 
+def run_shell(command, folder):
+    """Run a command of a document in a shell, which redirects its input and output."""
+    command = command.replace("vlmkit", f"'{sys.executable}' -m vlmkit", 1)
+    subprocess.run(command, shell=True, cwd=folder, timeout=600, check=True)
+
+
 @pytest.mark.torch
 def test_the_first_hour_tutorial_works_as_written(tmp_path):
     page, pictures = "docs/tutorial/first-hour.md", ROOT / "plugins/vlmkit-demo/src/vlmkit_demo"
@@ -244,6 +250,16 @@ def test_the_program_for_a_folder_of_images_resumes_where_it_ended(tmp_path):
         files |= {"red.avif", "red.tiff"}
         assert sorted(entry["file"] for entry in described) == sorted(files)
         assert all(entry["text"] for entry in described)
+
+
+def test_the_command_for_a_folder_of_images_writes_a_line_for_each(tmp_path):
+    source = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
+    shutil.copytree(source, tmp_path / "pictures")
+    (command,) = blocks("docs/how-to/folder-of-pictures.md", "console")
+    run_shell(command, tmp_path)
+    lines = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    files = sorted(f"pictures/{file.name}" for file in source.glob("*.png"))
+    assert [line["file"] for line in lines if line["text"]] == files
 
 
 def test_the_messages_of_the_troubleshooting_page_equal_the_code():

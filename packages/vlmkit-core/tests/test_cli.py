@@ -250,6 +250,41 @@ def test_an_image_on_standard_input_is_no_question(start: Start, image: Path) ->
         assert "40x30" in process.communicate()[0]
 
 
+def test_json_lines_have_an_answer_or_an_error_for_each_image_in_order(
+    capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number:02}.png").write_bytes(image.read_bytes())
+    (folder / "07.png").write_text("no image")
+    (folder / "09.png").write_bytes(image.read_bytes()[:60])
+    arguments = ["ask", "mock", "what?", "--image", str(folder / "*.png"), "--jsonl", "-m", "9"]
+    assert run(arguments) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "30 images, 2 failed\n"
+    lines = [json.loads(line) for line in shown.out.splitlines()]
+    assert [line["file"] for line in lines] == [str(folder / f"{n:02}.png") for n in range(30)]
+    failed = {number: lines.pop(number) for number in (9, 7)}
+    assert {line["error"]["code"] for line in failed.values()} == {"invalid_image"}
+    assert "is broken" in failed[9]["error"]["message"]
+    for line in lines:
+        assert line["text"] == "image 1: "
+        assert line["finish_reason"] == "length"
+        assert line["usage"]["completion_tokens"] == 9
+
+
+def test_json_lines_without_an_error_exit_with_0(
+    capsys: pytest.CaptureFixture[str], image: Path, image_url: str
+) -> None:
+    sources = [str(image), f"{image_url}/{image.name}"]
+    arguments = ["ask", "mock", "what?", "--jsonl", "--image", sources[0], "--image", sources[1]]
+    assert run(arguments) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["file"] for line in lines] == sources
+    assert all("40x30" in line["text"] for line in lines)
+
+
 def test_the_only_model_can_be_asked_without_its_name_and_is_named(
     capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
 ) -> None:
@@ -350,6 +385,8 @@ def test_help_is_also_a_command(names: list[str], capsys: pytest.CaptureFixture[
         (["ask", "mock", "x", "--image", "file:-"], 1, "names no file by its whole path", "name"),
         (["ask", "mock", "x", "--image", "ftp://x/a.png"], 1, "cannot be read", "URLs of data:"),
         (["ask", "mock", "x", "--image", "http://127.0.0.1:9/a"], 1, "fetched: Conn", "address"),
+        (["ask", "mock", "x", "--jsonl"], 2, "--jsonl needs --image", "vlmkit ask --help"),
+        (["ask", "mock", "x", "--jsonl", "--image", "/none/*.png"], 1, "no file matches", "check"),
         (["ask", "mock", "x", "-m", "0"], 2, "0 is not in the range", "x>=1"),
         (["ask", "mock", "x", "--temperature", "3"], 2, "3.0 is not in the range", "0<=x<=2"),
         (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),

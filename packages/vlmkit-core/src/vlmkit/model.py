@@ -6,8 +6,19 @@ streams. The runner runs the requests; a server does not use this module.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence as Seq,
+)
+from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -16,6 +27,7 @@ from vlmkit.errors import EngineError, RequestError
 from vlmkit.inputs.conversations import conversation
 from vlmkit.inputs.images import Shown, for_owner, listed, shown_part
 from vlmkit.interfaces.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.running.pipeline.ordered_answers import OrderedAnswers, Result
 from vlmkit.running.prompting.request_fields import plain_values
 from vlmkit.types.completion import Completion
 from vlmkit.types.constraint import Constraint
@@ -36,6 +48,8 @@ Prompt = str | Turn | Seq[Turn]
 """A question, or a conversation of messages or dictionaries as in OpenAI's API."""
 Images = Shown | Seq[Shown]
 Media = MediaSource | Seq[MediaSource]
+Asked = Prompt | tuple[Prompt, Images] | Request
+"""A prompt, a prompt with its images, or a request."""
 
 
 class Model:
@@ -156,6 +170,81 @@ class Model:
         async for chunk in await self.asubmit(request):
             if text := chunk.text:
                 yield text
+
+    def generate_many(
+        self,
+        requests: Iterable[Asked],
+        *,
+        constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> Iterator[Result]:
+        """Answer many requests, and yield their results in order.
+
+        The engine computes as many at once as it can. Requests are read as they are needed, by the
+        calling thread, so there may be any number of them. The error of a request is its result,
+        and the others continue. Closing the iterator aborts the requests in progress.
+
+        Args:
+            requests: each is a prompt, a tuple of a prompt and its images, or a
+                :class:`vlmkit.Request`. A conversation must be a list.
+            constraint: the constraint of each answer.
+            fields: values of plugins' request fields, by name.
+            **params: fields of :class:`vlmkit.SamplingParams`. A :class:`vlmkit.Request` keeps its
+                own, and its constraint and fields.
+
+        Yields:
+            a completion, or the :class:`vlmkit.VlmkitError` of this request.
+
+        Raises:
+            RequestError: a parameter is invalid.
+            EngineFailed: the engine failed for good.
+            EngineError: the model is closed.
+        """
+        return self._while_open(self._many(constraint, fields, params).results(requests))
+
+    def agenerate_many(
+        self,
+        requests: Iterable[Asked] | AsyncIterable[Asked],
+        *,
+        constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
+        **params: Any,
+    ) -> AsyncIterator[Result]:
+        """Answer many requests without blocking the event loop; as :meth:`generate_many`.
+
+        The requests may also be an asynchronous iterable.
+        """
+        return self._awhile_open(self._many(constraint, fields, params).aresults(requests))
+
+    def _many(
+        self,
+        constraint: Constraint | None,
+        fields: Mapping[str, Any] | None,
+        params: Mapping[str, Any],
+    ) -> OrderedAnswers[Asked]:
+        self._refuse_closed()
+        self.params(**params)  # an invalid one is an error before any request
+        make = partial(self._asked, constraint=constraint, fields=fields, **params)
+        return OrderedAnswers(self.runner, make, self.asubmit)
+
+    def _asked(self, asked: Asked, **options: Any) -> Request:
+        if isinstance(asked, Request):
+            return asked
+        prompt, images = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, ())
+        return self.request(prompt, images=images, **options)
+
+    def _while_open(self, results: Generator[Result, None, None]) -> Iterator[Result]:
+        with closing(results):
+            for result in results:
+                self._refuse_closed()
+                yield result
+
+    async def _awhile_open(self, results: AsyncGenerator[Result, None]) -> AsyncIterator[Result]:
+        async with aclosing(results):
+            async for result in results:
+                self._refuse_closed()
+                yield result
 
     def embed(
         self,

@@ -49,8 +49,11 @@ class AskCommand(click.Command):
 )
 @options.sampled
 @options.as_json
+@options.as_json_lines("Ask about each image separately, and write a line of JSON for each.")
 @options.configured
-def ask(
+@click.pass_context
+def ask(  # noqa: PLR0913 - one for each argument and option
+    context: click.Context,
     *,
     model: str | None,
     prompt: str | None,
@@ -59,6 +62,7 @@ def ask(
     temperature: float | None,
     seed: int | None,
     as_json: bool,
+    as_json_lines: bool,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
@@ -69,8 +73,11 @@ def ask(
     input is the question, or precedes PROMPT.
     """
     from vlmkit.assembly.sources import name_of, refuse_unknown
+    from vlmkit.cli.images import matching
     from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
 
+    if as_json_lines and (as_json or not images):
+        raise click.UsageError("--jsonl needs --image, and excludes --json")
     layered, plugins = read_with_plugins(config_file, assignments)
     if model is not None and prompt is None and not _is_model(model, layered.config, plugins):
         model, prompt = None, model
@@ -85,6 +92,10 @@ def ask(
     refuse_unknown(target.entry.model, target.plugins)
     if not is_named:
         click.echo(f"model: {name_of(target.entry)}", err=True)
+    if as_json_lines:
+        if _write_lines(target, question, matching(images), params):
+            context.exit(1)
+        return
     parts = _checked(images, target)  # before loading the model, which takes long
     with opened(target) as loaded:
         request = loaded.request(question, images=parts, **params)
@@ -200,6 +211,20 @@ def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FileP
             except MediaError as error:
                 raise named(error, file.name) from error
     return parts
+
+
+def _write_lines(
+    target: "Wanted", question: str, sources: Sequence[str], params: dict[str, Any]
+) -> int:
+    """Answer a question about each image, and return how many failed."""
+    from vlmkit.cli.answer_lines import write_answers
+    from vlmkit.cli.loading import opened
+
+    with opened(target) as loaded:
+        num_failed = write_answers(loaded, question, sources, params)
+    num, failed = len(sources), f", {num_failed:,} failed" * bool(num_failed)
+    click.echo(f"{num:,} {'image' if num == 1 else 'images'}{failed}", err=True)
+    return num_failed
 
 
 def _stream(model: "Model", request: "Request") -> None:

@@ -17,15 +17,15 @@ STDIN = "standard input"
 WILD = frozenset("*?[")
 
 
-def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
-    """Return the part for an image.
-
-    An image is decoded once, so that errors appear before a model is loaded. A file of another type
-    is left to a media loader.
+def opened(
+    source: str, bounds: "PipelineSettings", *, decodes: bool = True
+) -> "ImagePart | FilePart":
+    """Return the part for an image; a file of another type is left to a media loader.
 
     Args:
         source: a path, a URL (data, file, http or https), or ``-`` for standard input.
         bounds: the limits of a request.
+        decodes: whether an image is decoded once, so that errors appear before a model is loaded.
 
     Raises:
         MediaError: the image cannot be read, or is refused.
@@ -46,7 +46,7 @@ def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
         if error.code != "image_url_not_allowed":
             raise
         raise ImageError(str(error), code=error.code, hint="save it, and name the file") from error
-    if isinstance(part, ImagePart):
+    if decodes and isinstance(part, ImagePart):
         try:
             part.image.to_pil()
         except MediaError as error:

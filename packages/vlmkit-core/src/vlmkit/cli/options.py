@@ -68,6 +68,13 @@ def as_json(command: Command) -> Command:
     )(command)
 
 
+def as_json_lines(text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--jsonl``, which reserves standard output for the lines."""
+    return click.option(
+        "--jsonl", "as_json_lines", is_flag=True, is_eager=True, callback=_alone, help=text
+    )
+
+
 def _alone(context: click.Context, _: click.Parameter, value: bool) -> bool:
     if value:
         output.write_alone(context)

@@ -116,9 +116,18 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def json(value: Any) -> None:
     """Write a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), file=_alone())
+
+
+def json_line(value: Any) -> None:
+    """Write a value as one line of JSON, at once."""
+    click.echo(msgspec.json.encode(value).decode(), file=_alone())
+
+
+def _alone() -> TextIO | None:
+    """Return the stream for JSON; None for standard output."""
     context = click.get_current_context(silent=True)
-    stream = None if context is None else context.meta.get(ALONE)
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), file=stream)
+    return None if context is None else context.meta.get(ALONE)
 
 
 def write_alone(context: click.Context) -> None:

@@ -13,7 +13,6 @@ import os
 import stat
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, get_args
 import msgspec
 
 from vlmkit.errors import RequestError
+from vlmkit.running.pipeline.ordered_tasks import OrderedTasks
 from vlmkit_server.apis.batches.in_process_client import Answer, InProcessClient
 from vlmkit_server.apis.batches.input_lines import BOM, Line, custom_id_of, line_of
 from vlmkit_server.apis.batches.line_requests import retry_of
@@ -36,7 +36,6 @@ from vlmkit_server.http.errors import CLIENT_GONE
 T = TypeVar("T")
 
 ENDPOINTS = (*get_args(Endpoint), MESSAGES)
-MAX_AHEAD = 8  # lines in memory for each concurrent one, while an earlier one has no answer
 MAX_AHEAD_BYTES = 2**28  # of answers in memory, while an earlier line has none
 MAX_IMAGE_BYTES = 2**26
 NUM_READ = 64  # lines that are read at once
@@ -220,12 +219,8 @@ class BatchFile:
         self._output = output
         self._images = images.resolve()
         self._max_line_bytes = max_line_bytes
-        self._num_concurrent = num_concurrent
         self._gone = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._running: deque[asyncio.Task[bytes]] = deque()  # in the order of their lines
-        self._num_running = 0
-        self._num_ahead_bytes = 0
+        self._tasks: OrderedTasks[bytes] = OrderedTasks(num_concurrent, MAX_AHEAD_BYTES, len)
         self._paused_until_s = 0.0
         self.num_before = self.num_answered = 0
         self.num_failed: dict[str, int] = {}
@@ -233,7 +228,7 @@ class BatchFile:
     def stop(self) -> None:
         """Start no further line, and give up those that are being answered."""
         self._gone.set()
-        self._changed.set()
+        self._tasks.notify()
 
     async def run(self, path: Path) -> None:
         """Answer the lines of a file that have no answer in the output file.
@@ -247,14 +242,14 @@ class BatchFile:
                 if not (found := await asyncio.to_thread(list, islice(lines, NUM_READ))):
                     break
                 for each in found:
-                    self._start(*each)
-                    await self._wait_for(lambda: not self._is_busy)
-            await self._wait_for(lambda: not self._running)
+                    self._tasks.start(self._answer(*each))
+                    await self._write_until(lambda: self._tasks.has_room)
+            await self._write_until(lambda: not self._tasks)
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error.strerror}") from error
         finally:
             self._gone.set()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await self._tasks.ended()
 
     def _unanswered(self, path: Path) -> Iterator[tuple[InputLine, bool]]:
         """Yield the lines without an answer, and whether an earlier line has the same id.
@@ -279,44 +274,20 @@ class BatchFile:
             yield line, known in ids
             ids.add(known)
 
-    @property
-    def _is_busy(self) -> bool:
-        return (
-            self._num_running >= self._num_concurrent
-            or len(self._running) >= MAX_AHEAD * self._num_concurrent
-            or self._num_ahead_bytes >= MAX_AHEAD_BYTES
-        )
-
-    async def _wait_for(self, condition: Callable[[], bool]) -> None:
+    async def _write_until(self, condition: Callable[[], bool]) -> None:
         """Write answers until a condition holds, or the run is stopped."""
+        tasks, gone = self._tasks, self._gone
         self._write()
-        while not condition() and not self._gone.is_set():
-            self._changed.clear()
-            await self._changed.wait()
+        while not condition() and not gone.is_set():
+            await tasks.wait_for(lambda: tasks.is_first_done or condition() or gone.is_set())
             self._write()
-
-    def _start(self, line: InputLine, is_repeated: bool) -> None:
-        self._num_running += 1
-        task = asyncio.ensure_future(self._answer(line, is_repeated))
-        task.add_done_callback(self._ended)
-        self._running.append(task)
-
-    def _ended(self, task: "asyncio.Task[bytes]") -> None:
-        self._num_running -= 1
-        if not task.cancelled() and task.exception() is None:
-            self._num_ahead_bytes += len(task.result())
-        self._changed.set()
 
     def _write(self) -> None:
         """Write the answers up to the first line that has none yet."""
         found = []
-        while self._running and self._running[0].done():
-            answer = self._running[0].result()
-            if not answer:  # given up
-                break
-            self._running.popleft()
-            self._num_ahead_bytes -= len(answer)
+        while self._tasks.is_first_done and (answer := self._tasks.first()):  # nothing: given up
             found.append(answer)
+            self._tasks.take()
         if found:
             self._output.append(found)
             self.num_answered += len(found)
