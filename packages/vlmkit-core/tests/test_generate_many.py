@@ -98,7 +98,7 @@ def test_later_requests_run_while_the_first_has_no_answer():
             assert number or last_is_made.wait(WAIT_S)
             return model.request(str(number))
 
-        results = OrderedAnswers(model.runner, make, model.asubmit).results(range(num))
+        results = OrderedAnswers(model.runner, make, model.submit).results(range(num))
         assert texts(results) == [str(number) for number in range(num)]
 
 

@@ -226,7 +226,7 @@ class Model:
         self._refuse_closed()
         self.params(**params)  # an invalid one is an error before any request
         make = partial(self._asked, constraint=constraint, fields=fields, **params)
-        return OrderedAnswers(self.runner, make, self.asubmit)
+        return OrderedAnswers(self.runner, make, self.submit)
 
     def _asked(self, asked: Asked, **options: Any) -> Request:
         if isinstance(asked, Request):

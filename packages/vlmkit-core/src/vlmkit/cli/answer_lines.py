@@ -48,7 +48,7 @@ def write_answers(
         return model.request(question, images=part, **params)
 
     num_failed, progress = 0, _Progress(len(sources))
-    answers = OrderedAnswers(model.runner, request, model.asubmit)
+    answers = OrderedAnswers(model.runner, request, model.submit)
     for source, result in zip(sources, answers.results(sources), strict=True):
         if isinstance(result, VlmkitError):
             num_failed += 1

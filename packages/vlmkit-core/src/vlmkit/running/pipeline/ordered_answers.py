@@ -6,19 +6,19 @@ that runs, so that a free slot is filled at once. It does not know how a request
 
 import asyncio
 import threading
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
     Iterator,
 )
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from vlmkit.errors import EngineFailed, OutOfMemory, QueueFull, VlmkitError
 from vlmkit.interfaces.runner import AnswerStream, Runner
@@ -28,15 +28,15 @@ from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 Result = Completion | VlmkitError
 """The answer to a request, or the error of this request."""
 
 REQUESTS_PER_SLOT = 2  # one runs, and one waits
-PREPARED_PER_WORKER = 4  # requests whose images are opened, for each thread that decodes images
 MAX_AHEAD_TOKENS = 2**20  # of answers in memory, while an earlier request has none
 RETRY_S = 0.1
+PERIOD_S = 0.005  # between two looks at the answers
+READ_AFTER_S = 0.5  # from the start of an answer; the engine holds one with too many unread tokens
 
 
 class OrderedAnswers(Generic[T]):
@@ -45,19 +45,20 @@ class OrderedAnswers(Generic[T]):
     Args:
         runner: answers them.
         make: returns the request for an item; runs in worker threads.
-        submit: starts a request.
+        submit: starts a request in the calling thread, as the runner does.
     """
 
     def __init__(
         self,
         runner: Runner,
         make: Callable[[T], Request],
-        submit: Callable[[Request], Awaitable[AnswerStream]],
+        submit: Callable[[Request], AnswerStream],
     ) -> None:
         self._runner = runner
         self._make = make
         self._submit = submit
-        self._preparing = asyncio.Semaphore(PREPARED_PER_WORKER * runner.facts.bounds.num_workers)
+        self._workers = ThreadPoolExecutor(runner.facts.bounds.num_workers, "vlmkit-answers")
+        self._ends = AnswerEnds()
         self._num_answering = 0
         self._tasks: OrderedTasks[Result] = OrderedTasks(
             REQUESTS_PER_SLOT * runner.facts.limits.max_sequences, MAX_AHEAD_TOKENS, _num_tokens
@@ -71,10 +72,15 @@ class OrderedAnswers(Generic[T]):
             Exception: the items raised it; the results of all items before come first.
         """
         iterator, is_open, problem = iter(items), True, None
-        with _event_loop() as run:
+        with _event_loop() as event_loop:
+            news = threading.Event()
+            self._tasks.on_change(news.set)
             try:
                 while is_open or self._tasks:
-                    if is_open and self._tasks.has_room:
+                    news.clear()
+                    if self._tasks.is_first_done:
+                        yield self._tasks.take()
+                    elif is_open and self._tasks.has_room:
                         try:
                             item = next(iterator)
                         except StopIteration:
@@ -82,11 +88,13 @@ class OrderedAnswers(Generic[T]):
                         except Exception as error:  # noqa: BLE001 - raised below
                             is_open, problem = False, error
                         else:
-                            run(self._start(item))
-                    if (result := run(self._next_result(is_open))) is not None:
-                        yield result
+                            self._tasks.add(
+                                asyncio.run_coroutine_threadsafe(self._answer(item), event_loop)
+                            )
+                    else:
+                        news.wait()
             finally:
-                run(self._tasks.cancel())
+                self._close()
         if problem is not None:
             raise problem
 
@@ -103,24 +111,18 @@ class OrderedAnswers(Generic[T]):
             await reading
         finally:
             reading.cancel()
-            await tasks.cancel()
+            self._close()
 
     async def _read(self, items: Iterable[T] | AsyncIterable[T]) -> None:
         """Start a request for each item, when there is room."""
         async for item in _each(items):
-            await self._start(item)
+            self._tasks.start(self._answer(item))
             await self._tasks.wait_for(lambda: self._tasks.has_room)
 
-    async def _start(self, item: T) -> None:
-        self._tasks.start(self._answer(item))
-
-    async def _next_result(self, is_open: bool) -> Result | None:
-        """Return the next result; None if another item can be read before, or none is left."""
-        tasks = self._tasks
-        await tasks.wait_for(
-            lambda: not tasks or tasks.is_first_done or (is_open and tasks.has_room)
-        )
-        return tasks.take() if tasks.is_first_done else None
+    def _close(self) -> None:
+        """Abort the requests in progress."""
+        self._tasks.cancel()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, item: T) -> Result:
         """Return the answer to an item, or its error.
@@ -129,10 +131,10 @@ class OrderedAnswers(Generic[T]):
             EngineFailed: no further request can be answered.
         """
         try:
-            async with self._preparing:
-                stream = await self._started(await asyncio.to_thread(self._make, item))
+            stream = await self._started(item)
             self._num_answering += 1
             try:
+                await self._ends.wait(stream)
                 return await stream.aresult()
             finally:
                 self._num_answering -= 1
@@ -141,22 +143,61 @@ class OrderedAnswers(Generic[T]):
         except VlmkitError as error:
             return error
 
-    async def _started(self, request: Request) -> AnswerStream:
+    async def _started(self, item: T) -> AnswerStream:
         """Return the stream of a request, which waits for room.
 
         Raises:
             VlmkitError: it was refused.
         """
+        made: list[Request] = []
+
+        def start() -> AnswerStream:
+            if not made:
+                made.append(self._make(item))
+            return self._submit(made[0])
+
         while True:
             if not is_restarting(self._runner):
                 try:
-                    return await self._submit(request)
+                    return await asyncio.get_running_loop().run_in_executor(self._workers, start)
                 except QueueFull:  # others use the same runner
                     pass
                 except OutOfMemory:
                     if not self._num_answering:  # whose images would be freed
                         raise
             await asyncio.sleep(RETRY_S)
+
+
+class AnswerEnds:
+    """Waits for the ends of answers, without waking for each token as a reader does.
+
+    Those wakes take a tenth of the time of a small model.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], tuple[AnswerStream, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, stream: AnswerStream) -> None:
+        """Wait until an answer has ended, or is so old that it must be read."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[ended] = stream, time.monotonic() + READ_AFTER_S
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._watch())
+        try:
+            await ended
+        finally:
+            self._waiting.pop(ended, None)
+
+    async def _watch(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(PERIOD_S)
+            now = time.monotonic()
+            for ended, (stream, must_read_s) in self._waiting.items():
+                is_over = len(stream.reasons) == stream.num_choices or now >= must_read_s
+                if is_over and not ended.done():
+                    ended.set_result(None)
+        self._task = None
 
 
 def _num_tokens(result: Result) -> int:
@@ -166,11 +207,8 @@ def _num_tokens(result: Result) -> int:
 
 
 @contextmanager
-def _event_loop() -> Iterator[Callable[[Any], Any]]:
-    """Yield a function that runs a coroutine in the event loop of another thread.
-
-    This thread may have an event loop of its own, as in a notebook.
-    """
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Yield the event loop of another thread; this one may have its own, as in a notebook."""
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def run_until_stopped() -> None:
@@ -184,7 +222,7 @@ def _event_loop() -> Iterator[Callable[[Any], Any]]:
     thread.start()
     event_loop, stopped = started.result()
     try:
-        yield lambda work: asyncio.run_coroutine_threadsafe(work, event_loop).result()
+        yield event_loop
     finally:
         event_loop.call_soon_threadsafe(stopped.set)
         thread.join()
