@@ -17,6 +17,8 @@ import openai
 import pytest
 from running_server import eventually, listening
 
+from vlmkit_server.settings.server import ServerSettings
+
 pytestmark = pytest.mark.posix
 
 GUIDE = Path(__file__).parents[3] / "docs/how-to/run-a-service.md"
@@ -31,8 +33,8 @@ STARTS = ("unit", "root", "own folder")
 
 
 def unit_of(text):
-    """Return the service section of a unit, without repeated names."""
-    parser = configparser.ConfigParser(strict=True, interpolation=None)
+    """Return the service section of a unit; of a repeated name, the last value."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
     parser.read_string(text)
     return parser["Service"]
@@ -153,6 +155,16 @@ def test_usage_batches_and_files_do_not_depend_on_the_working_directory(tmp_path
     audit = next(machine.root.rglob("audit.jsonl")).read_text().splitlines()
     events = [json.loads(line)["event"] for line in audit]
     assert events.count("started") == len(STARTS)
+
+
+def test_the_unit_of_the_guide_is_the_one_that_is_shipped():
+    assert (GUIDE.parents[2] / "deploy/systemd/vlmkit.service").read_text() == UNIT
+
+
+def test_systemd_sends_sigterm_to_the_server_alone_and_waits_for_its_drain():
+    unit = unit_of(UNIT)
+    assert unit["KillMode"] == "mixed"
+    assert int(unit["TimeoutStopSec"]) > ServerSettings().drain_timeout_s
 
 
 def test_the_unit_writes_only_to_folders_that_systemd_allows(tmp_path):

@@ -1,0 +1,401 @@
+"""The files of ``deploy`` are valid, fit together, and start a server; no image is built here."""
+
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import trustme
+import yaml
+
+from vlmkit_monitor.dashboard import dashboard
+
+pytestmark = pytest.mark.posix
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+BASE = DEPLOY / "kubernetes/base"
+COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
+GUIDE = ROOT / "docs/how-to/deploy.md"
+UNIT = DEPLOY / "systemd/vlmkit.service"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+VERSIONS = ("1.30", "1.33", "1.36")  # of Kubernetes
+NO_KINDS = {"Kustomization"}  # files of kustomize are read by kubectl alone
+KUBECTL = shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl here")
+
+
+def objects():
+    """Return the objects of the base by kind."""
+    found = [each for path in sorted(BASE.glob("*.yaml")) for each in documents(path.read_text())]
+    return {each["kind"]: each for each in found if each["kind"] not in NO_KINDS}
+
+
+def documents(text):
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def built(folder):
+    """Return what kustomize makes of a folder."""
+    command = [KUBECTL, "kustomize", str(DEPLOY / "kubernetes" / folder)]
+    return documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def pod_of(found):
+    return found["Deployment"]["spec"]["template"]["spec"]
+
+
+def settings(path):
+    return tomllib.loads(path.read_text())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", objects())
+def test_each_object_follows_the_schema_of_kubernetes(kind, version):
+    kubernetes_validate.validate(objects()[kind], version, strict=True)
+
+
+def test_the_schema_refuses_a_misspelt_key():
+    broken = copy.deepcopy(objects()["Deployment"])
+    broken["spec"]["template"]["spec"]["terminationGraceSeconds"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("folder", ["base", "cuda"])
+def test_what_kustomize_builds_follows_the_schemas(folder):
+    made = built(folder)
+    assert {each["kind"] for each in made} == {*objects(), "ConfigMap"}
+    for each in made:
+        kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
+
+
+@needs_kubectl
+def test_kustomize_changes_no_selector():
+    made = {each["kind"]: each for each in built("base")}
+    policy = objects()["NetworkPolicy"]["spec"]
+    assert made["NetworkPolicy"]["spec"] == policy
+    labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selected = [
+        made["Deployment"]["spec"]["selector"]["matchLabels"],
+        made["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        made["Service"]["spec"]["selector"],
+        policy["podSelector"]["matchLabels"],
+    ]
+    assert all(each and each.items() <= labels.items() for each in selected)
+
+
+@needs_kubectl
+def test_pods_with_gpus_differ_in_image_memory_gpus_and_plugins_alone():
+    on_cpus, on_gpus = (pod_of({each["kind"]: each for each in built(f)}) for f in ("base", "cuda"))
+    (cpu,), (gpu,) = on_cpus["containers"], on_gpus["containers"]
+    assert gpu["image"] == "vlmkit:cuda"
+    assert gpu["resources"]["limits"]["nvidia.com/gpu"] == 1
+    (variable,) = gpu["env"]
+    assert variable["name"] == "VLMKIT_PLUGINS__ONLY"
+    plugins = settings(BASE / "vlmkit.toml")["plugins"]["only"]
+    assert json.loads(variable["value"]) == [*plugins, "vlmkit-torch"]
+    same = {"image", "resources", "env"}
+    assert {k: v for k, v in cpu.items() if k not in same} == {
+        k: v for k, v in gpu.items() if k not in same
+    }
+
+
+def test_probes_use_the_health_port_and_readiness_is_not_liveness():
+    (container,) = pod_of(objects())["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    server = settings(BASE / "vlmkit.toml")["server"]
+    assert ports == {"https": 8000, "health": server["health_port"]}
+    probes = {
+        name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
+    }
+    assert probes == {
+        "startup": {"path": "/readyz", "port": "health"},
+        "readiness": {"path": "/readyz", "port": "health"},
+        "liveness": {"path": "/healthz", "port": "health"},
+    }
+    annotations = objects()["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(server["health_port"])
+    assert server["health_metrics"]
+
+
+def test_nothing_kills_a_server_before_its_drain_is_over():
+    pod = pod_of(objects())
+    (container,) = pod["containers"]
+    command, wait_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    drain_s = settings(BASE / "vlmkit.toml")["server"]["drain_timeout_s"]
+    assert command == "sleep"
+    assert pod["terminationGracePeriodSeconds"] >= int(wait_s) + drain_s + 5
+
+    grace = COMPOSE["services"]["vlmkit"]["stop_grace_period"]
+    assert (
+        int(grace.removesuffix("s"))
+        >= settings(DEPLOY / "vlmkit.toml")["server"]["drain_timeout_s"] + 5
+    )
+
+
+def test_the_pod_follows_the_restricted_pod_security_standard():
+    pod = pod_of(objects())
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["automountServiceAccountToken"] is False
+    allowed = {"configMap", "emptyDir", "secret"}
+    assert {key for volume in pod["volumes"] for key in volume if key != "name"} == allowed
+
+
+def test_everything_runs_as_the_user_of_the_image():
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    context = pod_of(objects())["securityContext"]
+    assert (context["runAsUser"], context["runAsGroup"]) == tuple(map(int, user))
+    assert context["fsGroup"] == int(user[1])
+
+
+def test_a_pod_mounts_each_of_its_volumes_and_every_file_that_its_config_names():
+    pod = pod_of(objects())
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+    server = settings(BASE / "vlmkit.toml")["server"]
+    named = [server["keys_file"], server["tls_certificate"], server["tls_private_key"]]
+    read_only = (mounts["keys"], mounts["tls"])
+    assert all(str(Path(path).parent) in read_only for path in named)
+    written = re.search(r"^VOLUME (\[.*\])$", DOCKERFILE, re.MULTILINE)[1]
+    assert {*json.loads(written), "/tmp"} <= set(mounts.values())
+
+
+def test_the_autoscaler_keeps_more_pods_than_a_disruption_may_take():
+    found = objects()
+    least = found["HorizontalPodAutoscaler"]["spec"]["minReplicas"]
+    assert least > found["PodDisruptionBudget"]["spec"]["maxUnavailable"]
+    assert "replicas" not in found["Deployment"]["spec"]
+
+
+def autoscaling_metrics():
+    """Return the names of metrics of pods, and the queries that provide them."""
+    wanted = [
+        each["pods"]["metric"]["name"]
+        for each in objects()["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    ]
+    rules = yaml.safe_load((DEPLOY / "kubernetes/adapter_rules.yaml").read_text())["rules"]
+    queries = {}
+    for rule in rules:
+        series = rule["seriesQuery"].partition("{")[0]
+        queries[rule.get("name", {}).get("as", series)] = rule["metricsQuery"]
+    return wanted, queries
+
+
+def test_the_adapter_provides_the_metrics_of_the_autoscaler():
+    wanted, queries = autoscaling_metrics()
+    assert set(wanted) == set(queries)
+
+
+@contextmanager
+def process(command, folder, environ=None):
+    """Run a server at free ports; yield its addresses, of the API and for probes, once ready."""
+    log = folder / "log"
+    options = ("--port", "0", "--set", "server.health_port=0")
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            [sys.executable, "-m", *command, *options],
+            stdout=file,
+            stderr=file,
+            cwd=folder,
+            env=environ,
+        ) as server,
+    ):
+        try:
+            deadline = time.monotonic() + 600
+            while not (found := addresses(log.read_text())) or not is_ready(found[1]):
+                assert server.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield found
+            server.terminate()
+            assert server.wait(300) == 0, log.read_text()
+        finally:
+            server.kill()
+
+
+def addresses(log):
+    """Return the addresses that a server logged; None before it did."""
+    found = [
+        re.search(rf"{words} on (https?://[\w.:]+)", log)
+        for words in ("listening", "health probes")
+    ]
+    return [each[1].replace("0.0.0.0", "127.0.0.1") for each in found] if all(found) else None
+
+
+def is_ready(health):
+    try:
+        return read(f"{health}/readyz") == {"status": "ready"}
+    except urllib.error.HTTPError as error:
+        return error.close()
+
+
+def test_the_config_of_a_pod_serves_and_exports_what_the_autoscaler_asks_for(tmp_path):
+    for folder in ("keys", "tls"):
+        (tmp_path / folder).mkdir()
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "tls/tls.key")
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(tmp_path / "tls/tls.crt", append=True)
+    subprocess.run(
+        [sys.executable, "-m", "vlmkit", "keys", "add", "a", "--file", "keys/keys.jsonl"],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    text = (BASE / "vlmkit.toml").read_text().replace("/etc/vlmkit", str(tmp_path))
+    (tmp_path / "vlmkit.toml").write_text(text)
+    with process(shlex.split("vlmkit serve --config vlmkit.toml"), tmp_path) as (api, health):
+        assert api.startswith("https://")
+        with urllib.request.urlopen(f"{health}/metrics", timeout=300) as answer:
+            page = answer.read().decode()
+    exported = set(re.findall(r"^(vlmkit_\w+)\{", page, re.MULTILINE))
+    _, queries = autoscaling_metrics()
+    used = {name for query in queries.values() for name in re.findall(r"(vlmkit_\w+)\{", query)}
+    assert used
+    assert used <= exported
+
+
+def read(url):
+    with urllib.request.urlopen(url, timeout=300) as answer:
+        return json.load(answer)
+
+
+def test_the_config_of_the_images_serves_with_a_key_from_the_environment(tmp_path):
+    own = {"VLMKIT_CONFIG": str(DEPLOY / "vlmkit.toml"), "VLMKIT_SERVER__API_KEY": "k" * 16}
+    with process(["vlmkit", "serve"], tmp_path, os.environ | own) as (_, health):
+        (probe,) = re.findall(r"urlopen\('(http://127.0.0.1:8001)(/\w+)'", DOCKERFILE)
+        assert read(f"{health}{probe[1]}") == {"status": "ok"}
+    server = settings(DEPLOY / "vlmkit.toml")["server"]
+    assert probe[0] == f"http://{server['health_host']}:{server['health_port']}"
+
+
+def test_the_config_of_the_images_serves_nobody_without_a_key(tmp_path):
+    command = [sys.executable, "-m", "vlmkit", "serve", "--config", str(DEPLOY / "vlmkit.toml")]
+    done = subprocess.run(
+        [*command, "--check"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode != 0
+    assert "key" in done.stderr
+
+
+def test_files_of_compose_follow_its_specification():
+    paths = [str(DEPLOY / "compose" / name) for name in ("compose.yaml", "cuda.yaml")]
+    schema = ("--builtin-schema", "vendor.compose-spec")
+    command = [sys.executable, "-m", "check_jsonschema", *schema, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_file_that_compose_mounts_exists_or_is_a_secret_that_git_ignores():
+    mounted = [
+        volume.partition(":")[0]
+        for service in COMPOSE["services"].values()
+        for volume in service.get("volumes", ())
+        if volume.startswith(".")
+    ]
+    assert len(mounted) == 5
+    assert all((DEPLOY / "compose" / path).is_file() for path in mounted)
+    secret = {Path(each["file"]).name for each in COMPOSE["secrets"].values()}
+    assert secret == set((DEPLOY / "compose/.gitignore").read_text().split())
+
+
+def test_the_settings_of_compose_are_settings(tmp_path):
+    stated = COMPOSE["services"]["vlmkit"]["environment"]
+    (tmp_path / "key").write_text("k" * 16)
+    stated |= {"VLMKIT_SERVER__API_KEY_FILE": str(tmp_path / "key")}
+    config = str(DEPLOY / "vlmkit.toml")
+    command = [sys.executable, "-m", "vlmkit", "config", "check", "--config", config]
+    done = subprocess.run(
+        command, env=os.environ | stated, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_prometheus_scrapes_the_health_port_and_grafana_asks_prometheus():
+    scraped = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
+    port = settings(DEPLOY / "vlmkit.toml")["server"]["health_port"]
+    assert scraped["scrape_configs"][0]["static_configs"] == [{"targets": [f"vlmkit:{port}"]}]
+    source = yaml.safe_load((DEPLOY / "compose/grafana/datasource.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+def test_the_dashboard_of_compose_is_that_of_the_plugin():
+    shipped = json.loads((DEPLOY / "compose/grafana/vlmkit.json").read_text())
+    assert shipped == dashboard(), (
+        "python -m vlmkit_monitor dashboard > deploy/compose/grafana/vlmkit.json"
+    )
+
+
+def test_no_service_of_compose_has_capabilities_or_is_reached_from_other_machines():
+    for service in COMPOSE["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert COMPOSE["services"]["vlmkit"]["read_only"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_rates_the_exposure_of_the_unit_at_2_or_less():
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager"]
+    done = subprocess.run([*command, str(UNIT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+WITHOUT_WRITABLE_CODE = """
+import ctypes, mmap, os, sys
+PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
+if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0) != 0:
+    sys.exit(77)  # an older kernel
+try:
+    mmap.mmap(-1, 1, prot=mmap.PROT_WRITE | mmap.PROT_EXEC)
+except PermissionError:
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's rule")
+def test_the_onnx_engine_needs_no_memory_that_is_writable_and_executable():
+    assert "\nMemoryDenyWriteExecute=true\n" in UNIT.read_text()
+    picture = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
+    ask = ["-m", "vlmkit", "ask", "demo", "What is it?", "--image", str(picture)]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_WRITABLE_CODE, *ask, "--set", "engine.use=onnx"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("the kernel has no such rule")
+    assert done.returncode == 0, done.stderr
+    assert "circle" in done.stdout
+
+
+def test_the_guide_names_files_that_exist():
+    named = set(re.findall(r"\bdeploy/[\w./-]+\w", GUIDE.read_text()))
+    assert named
+    assert all((ROOT / path).exists() for path in named)
