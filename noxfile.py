@@ -29,6 +29,7 @@ MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
+WEBUI = "plugins/vlmkit-webui"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
@@ -46,6 +47,7 @@ ALL = [
     HEIF,
     OLLAMA,
     BENCH,
+    WEBUI,
     MONITOR,
     TOGETHER,
 ]
@@ -72,6 +74,7 @@ OLDEST = {
     PDF: (*TESTED, PDF),
     HEIF: (*TESTED, HEIF),
     OLLAMA: (*TESTED, GUIDANCE, OLLAMA),
+    WEBUI: (*TESTED, WEBUI),
     MONITOR: (*TESTED, MONITOR),
 }
 # What each client needs to be tried by the file of tests/clients that has its name.

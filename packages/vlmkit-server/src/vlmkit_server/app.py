@@ -92,7 +92,7 @@ def create_app(
             CapabilitiesController,
             DocsController,
             HealthController,
-            HomeController,
+            *([] if found.has_start_page else [HomeController]),
             InspectionController,
             ModelsController,
             OpenApiController,

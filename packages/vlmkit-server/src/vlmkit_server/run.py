@@ -59,7 +59,7 @@ EXIT_S = 1.0  # after the deadline, to close connections and models
 UVICORN_S = 60  # uvicorn's own timeout, which is never reached
 
 
-def serve(
+def serve(  # noqa: PLR0913 - one each of what a server consists of
     models: Mapping[str, Servable | Loader | ModelSpec],
     settings: ServerSettings | None = None,
     *,
@@ -70,6 +70,7 @@ def serve(
     request_fields: KnownFields = MappingProxyType({}),
     component_names: ComponentNames = UNKNOWN,
     on_loaded: OnLoaded | None = None,
+    on_listening: Callable[[int], None] | None = None,
 ) -> None:
     """Serve models until a signal arrives; closes every runner at the end.
 
@@ -91,6 +92,8 @@ def serve(
             log.
         on_loaded: called in a thread with the names of the loaded models, once every model that
             is loaded at startup is ready.
+        on_listening: called with the port once connections are accepted, in the event loop: it must
+            return quickly.
 
     Raises:
         PluginError: two APIs have the same route, or a route has no scope.
@@ -109,7 +112,7 @@ def serve(
         try:
             with contextlib.closing(listener(settings)) as listening:
                 with heap.paused_collection():
-                    server = Server(service, apis, component_names)
+                    server = Server(service, apis, component_names, on_listening)
                 last.callback(server.close)
                 service.fleet.recovery.on_error(server.stop)
                 last.callback(server.forget_exit)
@@ -139,8 +142,10 @@ class Server(uvicorn.Server):
         service: Service,
         apis: Mapping[str, Api] = APIS,
         component_names: ComponentNames = UNKNOWN,
+        on_listening: Callable[[int], None] | None = None,
     ) -> None:
         self._service = service
+        self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._is_exit_requested = False
@@ -223,6 +228,8 @@ class Server(uvicorn.Server):
             log.info("listening on %s://%s", scheme, shown(each))
             versions = {"version": __version__, "python": platform.python_version()}
             self._service.audit.note("started", **versions, pid=os.getpid(), host=host, port=port)
+            if self._on_listening is not None:
+                self._on_listening(port)
 
     def _connection(self) -> Connection:
         """Create the protocol object of a connection."""

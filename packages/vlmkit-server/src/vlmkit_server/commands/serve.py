@@ -6,9 +6,11 @@ import logging
 import os
 import shlex
 import threading
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text", "vlmkit
 CLIENT_KEY = "VLM_API_KEY"
 """A shell variable of clients; a name that begins with VLMKIT_ would be read as a setting."""
 EXAMPLE = """\
-ready.{with_key}, for example, by
+ready. Open {page} in a browser.{with_key}, for example, by
 
 curl {chat} -H 'content-type: application/json'{header} \\
   -d {body}
@@ -75,6 +77,7 @@ LIMITLESS = {
 @click.option(
     "--check", "checks", is_flag=True, help="Report everything that keeps it from starting."
 )
+@click.option("--open", "opens", is_flag=True, help="Open the server's page in a browser.")
 @options.configured
 @click.pass_context
 def serve(
@@ -85,6 +88,7 @@ def serve(
     port: str | None,
     log_format: str | None,
     checks: bool,
+    opens: bool,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
@@ -98,7 +102,7 @@ def serve(
         found = prepared(models, config_file, assignments, address)
     with _shown_log(found.settings.log_format, debug=context.obj.debug):
         _log_plugins(found.plugins, found.config)
-        _run(found)
+        _run(found, opens=opens)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
             log.info("exit while threads are running: %s", ", ".join(busy))
@@ -188,8 +192,13 @@ def _check(
     click.echo(f"valid: it would listen on {_url(settings_of(config))}")
 
 
-def _run(prepared: Prepared) -> None:
-    """Serve, and print an example request once the models are loaded."""
+def _run(prepared: Prepared, *, opens: bool) -> None:
+    """Serve, and print an example request once the models are loaded.
+
+    Args:
+        prepared: what is served.
+        opens: whether a browser shows the server's page once the port is open.
+    """
     from vlmkit_server.commands.components import request_fields
 
     with heap.paused_collection():
@@ -212,7 +221,19 @@ def _run(prepared: Prepared) -> None:
         request_fields=request_fields(prepared.plugins),
         component_names=prepared.component_names,
         on_loaded=print_example,
+        on_listening=partial(_open_page, settings) if opens else None,
     )
+
+
+def _open_page(settings: "ServerSettings", port: int) -> None:
+    """Show the server's page in a browser, without waiting for it."""
+
+    def show() -> None:
+        url = f"{_url(settings, port)}/"
+        if not webbrowser.open(url):
+            log.warning("no browser was found that could show %s", url)
+
+    threading.Thread(target=show, name="vlmkit-browser", daemon=True).start()
 
 
 def _log_plugins(plugins: "Plugins", config: "Config") -> None:
@@ -280,6 +301,7 @@ def _example(settings: "ServerSettings", model: str) -> str:
     url = f"{_url(settings)}/v1"
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     return EXAMPLE.format(
+        page=f"{_url(settings)}/",
         with_key=f" With one of its keys in {CLIENT_KEY}, ask it" if asks else " Ask it",
         url=url,
         chat=shlex.quote(f"{url}/chat/completions"),
@@ -290,11 +312,12 @@ def _example(settings: "ServerSettings", model: str) -> str:
     )
 
 
-def _url(settings: "ServerSettings") -> str:
+def _url(settings: "ServerSettings", port: int | None = None) -> str:
+    """Return the address for clients; the port is that of the settings unless given."""
     host = _client_host(settings)
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if settings.tls_certificate else "http"
-    return f"{scheme}://{host}:{settings.port}"
+    return f"{scheme}://{host}:{settings.port if port is None else port}"
 
 
 def _client_host(settings: "ServerSettings") -> str:

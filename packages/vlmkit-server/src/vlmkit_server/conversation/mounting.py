@@ -41,6 +41,11 @@ class MountedApis:
         self._families: dict[str, Api | None] = {}  # by prefix; None where types of API differ
         self._max_depth = 0
 
+    @property
+    def has_start_page(self) -> bool:
+        """Whether an API has the route ``GET /``."""
+        return "/" in self._owners
+
     def add_path(self, path: str, api: Api) -> None:
         """Record that a route belongs to an API, for errors without a route."""
         self._owners[path] = api
@@ -131,6 +136,7 @@ def route_handler(route: Route, api: Api, host: Host, who: str) -> HTTPRouteHand
         links=route.links,
         access=route.scope,
         stream_type=route.stream_type,
+        media_type=route.media_type,
     )
     decorate = litestar_route(
         route.path,

@@ -61,6 +61,7 @@ class Route:
             ``reader`` only describes them.
         needs_json_type: whether a body needs the header ``content-type: application/json``. With
             False, only requests that a web page may have sent need it.
+        media_type: the media type of a response whose ``answer`` is bytes.
     """
 
     path: str
@@ -77,6 +78,7 @@ class Route:
     buffers_streams: bool = False
     decodes: bool = True
     needs_json_type: bool = True
+    media_type: str = "application/octet-stream"
 
 
 class Api(Protocol):
@@ -95,7 +97,9 @@ class Api(Protocol):
         """Return the routes; called once, before the server starts.
 
         Routes that answer no body with a model may be a controller of Litestar, each of whose
-        handlers states an :class:`~vlmkit_server.http.operation.Operation`.
+        handlers states an :class:`~vlmkit_server.http.operation.Operation`. A route ``GET /``
+        replaces the server's start page. Clients that are no browser ask it whether a server is
+        there: it must answer them with status 200 and without a key.
 
         Args:
             host: the server's parts that an API may use.
