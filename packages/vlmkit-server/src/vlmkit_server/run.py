@@ -37,7 +37,7 @@ from vlmkit_server.fleet.fleet import OnLoaded
 from vlmkit_server.fleet.model_spec import Loader, ModelSpec, Servable
 from vlmkit_server.http.acceptor import Acceptor
 from vlmkit_server.http.certificate import load_certificate
-from vlmkit_server.http.connection import Connection
+from vlmkit_server.http.connection import Connection, check_uvicorn
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.listening import health_listener, listener, shown
 from vlmkit_server.http.open_files import ReserveDescriptor, raise_file_limit
@@ -97,10 +97,12 @@ def serve(  # noqa: PLR0913 - one each of what a server consists of
 
     Raises:
         PluginError: two APIs have the same route, or a route has no scope.
-        ConfigError: the address must not or cannot be listened on, or the models conflict.
+        ConfigError: the address must not or cannot be listened on, the models conflict, or the
+            installed uvicorn is not supported.
         EngineFailed: a model's engine failed for good, or hangs; the server has stopped.
         VlmkitError: no model could be loaded: the last loader's error; the server has stopped.
     """
+    check_uvicorn()
     heap.limit_arenas()
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:

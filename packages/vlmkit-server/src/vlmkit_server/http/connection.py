@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
 
+from vlmkit.errors import ConfigError
 from vlmkit_server.http.quota import Quota
 from vlmkit_server.settings.server import ServerSettings
 
@@ -26,6 +28,29 @@ MAX_HEADERS = 128
 MAX_PIPELINED = 16  # unanswered requests of a connection; one more closes it
 HANGUP_S = 0.5  # between two checks for a disconnect while reading is paused
 LAST_BYTES_S = 5.0  # for a client to read its response and stop sending
+OVERRIDDEN = (
+    *("connection_made", "data_received", "connection_lost", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_message_complete"),
+    *("on_response_complete", "send_400_response"),
+)
+"""Methods of uvicorn's protocol in which the limits are enforced."""
+
+
+def check_uvicorn(protocol: type = HttpToolsProtocol) -> None:
+    """Check that uvicorn has the methods in which limits are enforced.
+
+    Uvicorn promises none of them. Without one, the server would run, and a limit would not.
+
+    Raises:
+        ConfigError: one is missing; names it and a version that has it.
+    """
+    missing = [name for name in OVERRIDDEN if not callable(getattr(protocol, name, None))]
+    if missing:
+        raise ConfigError(
+            f"uvicorn {uvicorn.__version__} does not have {', '.join(missing)}, "
+            "where the server enforces limits of connections",
+            hint='pip install "uvicorn[standard]<0.55"',
+        )
 
 
 class Connection(HttpToolsProtocol):
