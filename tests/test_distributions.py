@@ -87,3 +87,31 @@ def test_only_extensions_of_the_server_require_it():
     requiring = {name for name, needed in own.items() if "vlmkit-server" in needed}
     assert requiring == {TOGETHER, "vlmkit-mcp", "vlmkit-monitor", "vlmkit-ollama", "vlmkit-webui"}
     assert not [name for name, needed in own.items() if TOGETHER in needed]
+
+
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["vlmkit"]["repository"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+def test_an_index_can_show_who_made_a_distribution_where_it_is_and_what_it_runs_on(folder):
+    described = project(folder)["project"]
+    assert described["authors"] == [{"name": "The vlmkit authors"}]
+    assert {"vlm", "vision-language-model"} < set(described["keywords"])
+    assert described["keywords"] == sorted(described["keywords"])
+    assert set(described["urls"]) == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+    assert described["urls"]["Source"] == f"{REPOSITORY}/tree/main/{folder.relative_to(ROOT)}"
+    python = "Programming Language :: Python :: "
+    versions = [each.removeprefix(python) for each in described["classifiers"] if python in each]
+    assert versions == ["3", "3 :: Only", "3.11", "3.12", "3.13", "3.14"]
+    assert described["requires-python"] == ">=3.11"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+def test_links_of_a_description_work_outside_a_clone(folder):
+    links = re.findall(r"\]\(([^)\s]+)\)", (folder / "README.md").read_text())
+    links += project(folder)["project"]["urls"].values()
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    own = [link.partition("#")[0] for link in links if link.startswith(REPOSITORY)]
+    paths = [re.sub(r"^/(?:blob|tree)/main/", "", link.removeprefix(REPOSITORY)) for link in own]
+    assert paths
+    assert not [p for p in paths if p not in {"", "/issues"} and not (ROOT / p).exists()]
