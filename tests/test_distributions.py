@@ -2,10 +2,13 @@
 
 import graphlib
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from versioningit import get_version
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted([*ROOT.glob("packages/*/"), *ROOT.glob("plugins/*/")])
@@ -30,10 +33,63 @@ def test_a_distribution_contains_licence_readme_and_type_marker(folder):
 def test_all_distributions_share_one_version_and_one_range(folder):
     described = project(folder)
     assert described["project"]["dynamic"] == ["version"]
-    source = folder / described["tool"]["hatch"]["version"]["path"]
-    assert source.resolve() == ROOT / "packages/vlmkit-core/src/vlmkit/_version.py"
+    assert described["tool"]["hatch"]["version"] == project(FOLDERS[0])["tool"]["hatch"]["version"]
+    assert "versioningit>=3.3" in described["build-system"]["requires"]
     if folder.name != CORE:
         assert "vlmkit-core>=0.1,<0.2" in described["project"]["dependencies"]
+
+
+def version_of(folder):
+    """Return the version that a build in a folder would have."""
+    return get_version(folder, config=project(folder)["tool"]["hatch"]["version"])
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with one project file, and a function that runs git in it."""
+    folder = tmp_path / "packages/vlmkit-core"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "packages/vlmkit-core/pyproject.toml", folder)
+
+    def git(*arguments):
+        author = (
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@example.com",
+            "-c",
+            "commit.gpgsign=false",
+        )
+        command = ["git", *author, "-C", str(tmp_path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    return folder, git
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_a_tag_decides_the_version_and_a_commit_after_it_has_its_hash(repository):
+    folder, git = repository
+    git("tag", "v0.1.4")
+    assert version_of(folder) == "0.1.4"
+
+    git("commit", "-q", "--allow-empty", "-m", "two")
+    revision = git("rev-parse", "--short", "HEAD")
+    assert version_of(folder) == f"0.1.4.post1+g{revision}"
+    (folder / "pyproject.toml").write_text((folder / "pyproject.toml").read_text() + "#")
+    assert version_of(folder) == f"0.1.4.post1+g{revision}.dirty"
+
+
+def test_a_version_exists_without_tags_and_outside_a_repository(repository, tmp_path_factory):
+    folder, git = repository
+    git("commit", "-q", "--allow-empty", "-m", "two")
+    revision = git("rev-parse", "--short", "HEAD")
+    assert version_of(folder) == f"0.1.0.post1+g{revision}"
+    outside = tmp_path_factory.mktemp("outside")
+    shutil.copy(folder / "pyproject.toml", outside)
+    assert version_of(outside) == "0.1.0"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,8 @@
-"""The one version of every distribution in this workspace."""
+"""The version of this installation, which all distributions of the workspace share.
 
-__version__ = "0.1.0"
+When a distribution is built, ``versioningit`` takes its version from the tags of the repository.
+"""
+
+from importlib.metadata import version
+
+__version__ = version("vlmkit-core")
