@@ -60,6 +60,7 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
             "crop": None,
             "pad": [0, 0, 0, 0],
             "num_tiles": 1,
+            "grid": None,
         },
         "page": None,
     }

@@ -18,13 +18,14 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit.types.transform import Transform
+from vlmkit.types.transform import TileGrid, Transform
 from vlmkit_hf.images.calls import ProcessorCalls
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 
 TokenizerOf = Callable[[str], HfTokenizer]
 CheckpointOf = Callable[[str], Checkpoint]
+ROW, SQUARE = (TileGrid(shape, (28, 28), (28, 28)) for shape in ((1, 2), (2, 2)))
 
 
 def prompt(tokenizer: HfTokenizer, *images: Image):  # type: ignore[no-untyped-def]
@@ -147,9 +148,9 @@ def test_a_text_model_refuses_images(tokenizer_of: TokenizerOf) -> None:
         ("mistral3", (84, 40), (56, 84), {}),
         ("llava", (84, 40), (28, 58), {"crop": (0, 15, 28, 43)}),
         ("llava", (40, 84), (58, 28), {"crop": (15, 0, 43, 28)}),
-        ("llava_next", (84, 40), (27, 56), {"pad": (0, 0, 1, 0), "num_tiles": 3}),
-        ("idefics3", (60, 60), (56, 56), {"num_tiles": 5}),
-        ("internvl", (84, 40), (28, 56), {"num_tiles": 3}),
+        ("llava_next", (84, 40), (27, 56), {"pad": (0, 0, 1, 0), "num_tiles": 3, "grid": ROW}),
+        ("idefics3", (60, 60), (56, 56), {"num_tiles": 5, "grid": SQUARE}),
+        ("internvl", (84, 40), (28, 56), {"num_tiles": 3, "grid": ROW}),
         ("internvl", (60, 60), (28, 28), {}),
     ],
 )

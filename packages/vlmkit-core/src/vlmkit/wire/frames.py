@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from vlmkit.errors import WireError
 
 MAGIC = b"VLMW"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Changes whenever a type, a field or the framing changes; peers must have the same."""
 
 PIECE_BYTES = 2**20

@@ -48,7 +48,7 @@ from vlmkit.types.shown_image import ShownImage
 from vlmkit.types.stage import ImageTimings, Stage
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit.types.tool_choice import NamedTool
-from vlmkit.types.transform import Transform
+from vlmkit.types.transform import TileGrid, Transform
 
 TYPES: Mapping[str, type[Any]] = {
     "request": Request,
@@ -93,6 +93,7 @@ TYPES: Mapping[str, type[Any]] = {
     "stage": Stage,
     "shown_image": ShownImage,
     "transform": Transform,
+    "tile_grid": TileGrid,
     "score": Score,
     "prompt_tokens": PromptTokens,
     "prompt_medium": PromptMedium,

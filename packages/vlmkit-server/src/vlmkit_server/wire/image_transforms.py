@@ -5,10 +5,23 @@ from collections.abc import Iterable
 import msgspec
 
 from vlmkit.types.shown_image import ShownImage
-from vlmkit.types.transform import Transform
+from vlmkit.types.transform import TileGrid, Transform
 
 Pair = tuple[int, int]
 Edges = tuple[int, int, int, int]
+
+
+class TileGridBody(msgspec.Struct):
+    """Equal tiles, row by row from the top left corner of the used image after crop and pad.
+
+    ``step`` is the distance from one tile to the next: tiles overlap where it is smaller than
+    ``tile_size``.
+    """
+
+    columns: int
+    rows: int
+    tile_size: Pair
+    step: Pair
 
 
 class TransformBody(msgspec.Struct):
@@ -27,6 +40,7 @@ class TransformBody(msgspec.Struct):
     crop: Edges | None
     pad: Edges
     num_tiles: int
+    grid: TileGridBody | None
 
 
 class ImageTransform(msgspec.Struct):
@@ -65,7 +79,13 @@ def _body(transform: Transform) -> TransformBody:
         None if transform.crop is None else _edges(transform.crop),
         _edges(transform.pad),
         transform.num_tiles,
+        None if transform.grid is None else _grid(transform.grid),
     )
+
+
+def _grid(grid: TileGrid) -> TileGridBody:
+    rows, columns = grid.shape
+    return TileGridBody(columns, rows, _pair(grid.tile_size), _pair(grid.step))
 
 
 def _pair(size: Pair) -> Pair:

@@ -5,13 +5,16 @@ gets no report rather than a wrong one.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from vlmkit.types.image import Image
-from vlmkit.types.transform import Transform
+from vlmkit.types.transform import TileGrid, Transform
 from vlmkit_hf.images.pillow.grids import nearest_in_shape, up_to
 from vlmkit_hf.images.pillow.sizes import best_canvas
-from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, num_tiles
+from vlmkit_hf.images.pillow.views import Cut, Pad, Plan, Resize, View, num_tiles
 from vlmkit_hf.images.size import Size
 
 Sides = tuple[int, int]
@@ -55,7 +58,8 @@ def _from_arrays(
     shape = tuple(arrays["pixel_values"][0].shape)
     if settings.get("image_grid_pinpoints"):
         return _padded_tiles(image, shape, settings)
-    if len(shape) != 3 or settings.get("do_pan_and_scan"):
+    is_one = len(shape) == 3 and len(arrays["pixel_values"]) == 1
+    if not is_one or settings.get("do_pan_and_scan"):
         return None
     if "image_sizes" in arrays:
         height, width = (int(n) for n in arrays["image_sizes"][0])
@@ -66,20 +70,44 @@ def _from_arrays(
 
 
 def _from_plan(image: Image, plan: Plan) -> Transform | None:
-    """Return the transform of a plan, from the view that is cut into tiles, or else the first."""
-    view = next((view for view in plan.views if isinstance(view[-1], Cut)), plan.views[0])
-    resize, *others = view
-    pads = [step for step in others if isinstance(step, Pad)]
-    if not isinstance(resize, Resize) or len(pads) < len(others) - isinstance(view[-1], Cut):
+    """Return the transform of a plan, from the view that is cut into tiles, or else the first.
+
+    It is known for an image that is resized, padded and cut, in this order. Each step is optional.
+    """
+    cuts = {number: _cut_of(view) for number, view in enumerate(plan.views)}
+    number = next((number for number, cut in cuts.items() if cut), 0)
+    cut, steps = cuts[number], list(takewhile(_is_before_cut, plan.views[number]))
+    resizes = [step for step in steps if isinstance(step, Resize)]
+    pads = [step for step in steps if isinstance(step, Pad)]
+    if steps != [*resizes, *pads] or len(pads) > 1:
         return None
-    (height, width), ground = resize.size, pads[0] if pads else Pad(resize.size)
+    used = resizes[-1].size if resizes else Size(image.height, image.width)
+    ground = pads[0] if pads else Pad(used)
     pad = (
         ground.top,
         ground.left,
-        ground.size.height - height - ground.top,
-        ground.size.width - width - ground.left,
+        ground.size.height - used.height - ground.top,
+        ground.size.width - used.width - ground.left,
     )
-    return _report(image, (height, width), pad=pad, num_tiles=sum(map(num_tiles, plan.views)))
+    count, grid = sum(map(num_tiles, plan.views)), _grid_of(ground.size, cut) if cut else None
+    return _report(image, used, pad=pad, num_tiles=count, grid=grid)
+
+
+def _is_before_cut(step: object) -> bool:
+    return not isinstance(step, Cut)
+
+
+def _cut_of(view: View) -> Cut | None:
+    """Return the step that cuts an image into tiles, if there is one."""
+    return next((step for step in view if isinstance(step, Cut)), None)
+
+
+def _grid_of(canvas: Size, cut: Cut) -> TileGrid | None:
+    """Return the tiles that a canvas is cut into; None if it is a single one."""
+    tile, step = cut.tile, cut.step or cut.tile
+    rows = (canvas.height - tile.height) // step.height + 1
+    columns = (canvas.width - tile.width) // step.width + 1
+    return _grid(rows, columns, tile, step)
 
 
 class _Settings:
@@ -105,6 +133,14 @@ def _report(image: Image, used: Sides, **more: Any) -> Transform:
     )
 
 
+def _grid(rows: int, columns: int, tile: Sides, step: Sides | None = None) -> TileGrid | None:
+    """Return a grid of tiles; None if there is only one."""
+    if rows * columns <= 1:
+        return None
+    step = step or tile
+    return TileGrid((rows, columns), (tile[0], tile[1]), (step[0], step[1]))
+
+
 def _in_patches(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
     """Qwen-VL, GLM-4V: stretched to whole patches."""
     patch = settings.get("patch_size")
@@ -124,7 +160,8 @@ def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Tran
     )
     used = (max(rows, 1) * tile["height"], max(columns, 1) * tile["width"])
     is_alone = longest is None and rows * columns == 1
-    return _report(image, used, num_tiles=1 if is_alone else rows * columns + 1)
+    grid = _grid(rows, columns, (tile["height"], tile["width"]))
+    return _report(image, used, num_tiles=1 if is_alone else rows * columns + 1, grid=grid)
 
 
 def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
@@ -136,7 +173,39 @@ def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Setting
         return _report(image, (height, width))
     allowed = up_to(settings.get("max_patches"), settings.get("min_patches"))
     rows, columns = nearest_in_shape(Size(image.height, image.width), Size(height, width), allowed)
-    return _report(image, (rows * height, columns * width), num_tiles=num_tiles)
+    grid = _grid(rows, columns, (height, width))
+    return _report(image, (rows * height, columns * width), num_tiles=num_tiles, grid=grid)
+
+
+def _in_slices(image: Image, arrays: Mapping[str, Any], _: _Settings) -> Transform:
+    """MiniCPM-V: in whole patches; a large image also stretched to a grid of slices."""
+    patch = arrays["pixel_values"].shape[-2]
+    rows, columns = (int(n) for n in arrays["grids"][0])
+    sizes = arrays["target_sizes"]
+    height, width = (int(n) * patch for n in sizes[-1])
+    used = (max(rows, 1) * height, max(columns, 1) * width)
+    grid = _grid(rows, columns, (height, width))
+    return _report(image, used, num_tiles=len(sizes), grid=grid)
+
+
+def _whole_and_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """Ovis2: stretched to a grid of tiles; if there are several, also to a single tile."""
+    if "target_sizes" in arrays:
+        return _in_slices(image, arrays, settings)
+    num_tiles, _, height, width = arrays["pixel_values"].shape
+    rows, columns = (int(n) for n in arrays["grids"][0])
+    grid = _grid(rows, columns, (height, width))
+    return _report(image, (rows * height, columns * width), num_tiles=num_tiles, grid=grid)
+
+
+def _in_corner(image: Image, arrays: Mapping[str, Any], _: _Settings) -> Transform | None:
+    """Aria: aspect ratio kept, in the top left corner of a square; None if it is also cut."""
+    if len(arrays["pixel_mask"]) != 1:
+        return None
+    mask = np.asarray(arrays["pixel_mask"][0], bool)
+    height, width = int(mask.any(axis=1).sum()), int(mask.any(axis=0).sum())
+    pad = (0, 0, mask.shape[0] - height, mask.shape[1] - width)
+    return _report(image, (height, width), pad=pad)
 
 
 def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> Transform:
@@ -151,7 +220,9 @@ def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> 
     )
     top, left = (height - used[0]) // 2, (width - used[1]) // 2
     pad = (top, left, height - used[0] - top, width - used[1] - left)
-    return _report(image, used, pad=pad, num_tiles=shape[0])
+    tile = (shape[-2], shape[-1])
+    grid = _grid(height // tile[0], width // tile[1], tile)
+    return _report(image, used, pad=pad, num_tiles=shape[0], grid=grid)
 
 
 def _cropped(image: Image, crop_size: tuple[int, ...], settings: _Settings) -> Transform | None:
@@ -168,7 +239,9 @@ def _cropped(image: Image, crop_size: tuple[int, ...], settings: _Settings) -> T
     return _report(image, used, crop=(top, left, top + crop_size[0], left + crop_size[1]))
 
 
-_BY_ARRAY: dict[str, Callable[[Image, Mapping[str, Any], _Settings], Transform]] = {
+_BY_ARRAY: dict[str, Callable[[Image, Mapping[str, Any], _Settings], Transform | None]] = {
+    "grids": _whole_and_tiles,
+    "pixel_mask": _in_corner,
     "image_grid_thw": _in_patches,
     "rows": _tiled,
     "num_patches": _stretched_tiles,
