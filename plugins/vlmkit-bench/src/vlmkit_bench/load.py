@@ -6,6 +6,7 @@ times, so a server that stalls cannot hide it by delaying the client (coordinate
 """
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vlmkit_bench.workload import Conversation, Shape
 
 NUM_PREPARED = 64  # conversations whose first bodies are made before they are due
 MAX_IN_FLIGHT = 8192  # requests of an open loop; a server without answers must not fill the memory
+EXACT_SLEEP_S = 0.003  # the end of a wait for an arrival, in a thread
 ERROR_PAUSE_S = 0.1  # of a client in a closed loop
 
 
@@ -144,11 +146,16 @@ class LoadTest:
                 at_s = made.conversation.at_s or 0.0
                 if self._load.duration_s is not None and at_s >= self._load.duration_s:
                     return
-                await asyncio.sleep(at_s - self._client.now_s())
+                await self._sleep_until(at_s)
                 if self.num_in_flight < MAX_IN_FLIGHT:
                     requests.create_task(self._converse(made, at_s))
                 else:
                     self.outcomes.append(not_sent(made.conversation.number, at_s))
+
+    async def _sleep_until(self, at_s: float) -> None:
+        """Wait for a time of the test more exactly than an event loop, which rounds up to 1 ms."""
+        await asyncio.sleep(at_s - self._client.now_s() - EXACT_SLEEP_S)
+        await asyncio.to_thread(time.sleep, max(0.0, at_s - self._client.now_s()))
 
     async def _converse(self, made: Prepared, due_s: float) -> bool:
         """Send the requests of a conversation, one after the other; tell whether all succeeded."""
