@@ -28,7 +28,7 @@ from vlmkit_server.admission.admission import Admission, admission_of
 from vlmkit_server.admission.bodies import Body
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.conversation.prompt_scorer import PromptScorer
-from vlmkit_server.conversation.request_builder import RequestBuilder, ignored_fields
+from vlmkit_server.conversation.request_builder import DETAIL, EFFORT, RequestBuilder
 from vlmkit_server.conversation.tool_loop import ToolLoop
 from vlmkit_server.exchange.demand_headers import UNCONSTRAINED_HEADER, DemandHeaders
 from vlmkit_server.exchange.full_response import Ending, PiecedAnswer, WholeAnswer
@@ -274,7 +274,7 @@ class Exchange:
         Raises:
             RequestError: a field is wrong; the error names it as a runner would.
         """
-        self.report_ignored(ignored_fields(conversation, runner.facts))
+        self.report_unsupported(conversation, runner.facts)
         request, self.images_s = await self.builder.request(
             conversation,
             runner.facts,
@@ -422,6 +422,19 @@ class Exchange:
         if ignored:
             self.headers |= self.service.ignore(ignored, self.http.headers, besides=self._ignored)
             self._ignored |= ignored
+
+    def report_unsupported(self, conversation: Conversation, facts: RunnerFacts) -> None:
+        """Report fields that are set and that the model ignores.
+
+        Raises:
+            RequestError: the client or the operator rejects requests with ignored fields.
+        """
+        ignored = set()
+        if conversation.detail_field and DETAIL not in facts.options:
+            ignored.add(conversation.detail_field)
+        if conversation.reasoning_effort is not None and EFFORT not in facts.options:
+            ignored.add(conversation.effort_field)
+        self.report_ignored(frozenset(ignored))
 
     def report_unenforced_tools(self, conversation: Conversation, facts: RunnerFacts) -> None:
         """Report to the client and the operator that nothing enforces the schemas of tools."""

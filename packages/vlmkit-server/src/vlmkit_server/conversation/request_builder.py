@@ -212,16 +212,6 @@ def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
         )
 
 
-def ignored_fields(conversation: Conversation, facts: RunnerFacts) -> frozenset[str]:
-    """Return the client's names of fields that are set and that the model ignores."""
-    idle = set()
-    if conversation.detail_field and DETAIL not in facts.options:
-        idle.add(conversation.detail_field)
-    if conversation.reasoning_effort is not None and EFFORT not in facts.options:
-        idle.add(conversation.effort_field)
-    return frozenset(idle)
-
-
 def _message(
     sent: SentMessage, images: Iterator[ImagePart | FilePart], files: Iterator[FilePart]
 ) -> Message:

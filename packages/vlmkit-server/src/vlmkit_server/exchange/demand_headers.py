@@ -5,6 +5,7 @@ schema keywords that the answer is not constrained to.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.demand import Demand
@@ -15,18 +16,19 @@ UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
 MAX_CHARS = 960  # of a list of schema keywords; further names are counted
 
 
+@dataclass(slots=True)
 class DemandHeaders:
     """Sets the headers of one response.
 
-    Args:
+    Attributes:
         headers: the response headers.
         count_unenforced: called once, if there are schema keywords that are not enforced.
+        unenforced: these keywords, in order.
     """
 
-    def __init__(self, headers: dict[str, str], count_unenforced: Callable[[], None]) -> None:
-        self._headers = headers
-        self._count_unenforced = count_unenforced
-        self._unenforced: dict[str, None] = {}
+    headers: dict[str, str]
+    count_unenforced: Callable[[], None]
+    unenforced: dict[str, None] = field(default_factory=dict)
 
     def report(self, request: Request, demand: Demand, facts: RunnerFacts) -> None:
         """Set the headers for one of the requests of a response.
@@ -42,13 +44,13 @@ class DemandHeaders:
         if request.clamp_max_tokens and requested is not None:
             num_tokens = demand.answer_tokens // demand.num_choices
             if num_tokens < requested:
-                before = int(self._headers.get(MAX_TOKENS_HEADER, num_tokens))
-                self._headers[MAX_TOKENS_HEADER] = str(min(before, num_tokens))
+                before = int(self.headers.get(MAX_TOKENS_HEADER, num_tokens))
+                self.headers[MAX_TOKENS_HEADER] = str(min(before, num_tokens))
         if demand.unconstrained:
-            if not self._unenforced:
-                self._count_unenforced()
-            self._unenforced |= dict.fromkeys(demand.unconstrained)
-            self._headers[UNCONSTRAINED_HEADER] = header_value(self._unenforced)
+            if not self.unenforced:
+                self.count_unenforced()
+            self.unenforced |= dict.fromkeys(demand.unconstrained)
+            self.headers[UNCONSTRAINED_HEADER] = header_value(self.unenforced)
 
 
 def header_value(names: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """ASGI responses that are sent once the answer is complete; ``streaming`` has the others."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -27,10 +28,11 @@ class Ending(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class WholeAnswer:
     """Sends an answer once it is complete.
 
-    Args:
+    Attributes:
         stream: an accepted request's answer.
         encode: encodes the body, in pieces.
         service: cancels the work when the server gives up.
@@ -38,37 +40,29 @@ class WholeAnswer:
         images_s: how long fetching and checking the images took.
     """
 
-    def __init__(
-        self,
-        stream: Ending,
-        encode: Callable[[Completion], Iterable[bytes]],
-        service: Service,
-        headers: Mapping[str, str],
-        images_s: float = 0.0,
-    ) -> None:
-        self._stream = stream
-        self._encode = encode
-        self._service = service
-        self._headers = headers
-        self._images_s = images_s
+    stream: Ending
+    encode: Callable[[Completion], Iterable[bytes]]
+    service: Service
+    headers: Mapping[str, str]
+    images_s: float = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the end and send the answer; an error has its own status."""
-        completion = await admission_of(scope).attend(self._stream.aresult(), receive)
+        completion = await admission_of(scope).attend(self.stream.aresult(), receive)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
-        timing = server_timing(self._images_s, completion.timings)
-        headers = {"server-timing": timing, **self._headers}
+        timing = server_timing(self.images_s, completion.timings)
+        headers = {"server-timing": timing, **self.headers}
         samples = [choice.samples for choice in completion.choices]
         is_long = sum(map(len, samples)) > NUM_AT_ONCE
-        encode = partial(self._encode, completion)
-        answer = PiecedAnswer(encode, self._service, headers, is_short=not is_long)
+        encode = partial(self.encode, completion)
+        answer = PiecedAnswer(encode, self.service, headers, is_short=not is_long)
         del completion, encode  # so that encoded parts can be freed
         try:
             await answer(scope, receive, send)
         finally:
             if is_long:
-                self._service.offload.discard(partial(release, samples), tenant_or_network(scope))
+                self.service.offload.discard(partial(release, samples), tenant_or_network(scope))
 
 
 class PiecedAnswer:
@@ -97,15 +91,14 @@ class PiecedAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Encode and send; a short answer is sent at once, with its length."""
-        encode = partial(self._service.offload.run, self._next, tenant_or_network(scope))
-        first = self._next() if self._is_short else await encode()
+        first = self._next() if self._is_short else await self._encoded(scope)
         if len(first) < PIECE_BYTES:
             await ASGIResponse(body=first, headers={**self._headers})(scope, receive, send)
             return
         headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *headers]})
         try:
-            await admission_of(scope).attend(self._rest(first, encode, send), receive)
+            await admission_of(scope).attend(self._rest(first, scope, send), receive)
         except ClientGone:
             return
         except Unavailable:
@@ -114,7 +107,11 @@ class PiecedAnswer:
             return  # closes the connection, so that the client sees a truncated body
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _rest(self, piece: bytes, encode: Callable[[], Awaitable[bytes]], send: Send) -> None:
+    async def _rest(self, piece: bytes, scope: Scope, send: Send) -> None:
         while piece:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            piece = await encode()
+            piece = await self._encoded(scope)
+
+    async def _encoded(self, scope: Scope) -> bytes:
+        """Return the next piece, encoded outside the event loop."""
+        return await self._service.offload.run(self._next, tenant_or_network(scope))

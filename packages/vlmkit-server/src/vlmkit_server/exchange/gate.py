@@ -83,6 +83,7 @@ class Gate:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
+        is_large = _is_large(headers)
 
         status = CLIENT_GONE
         monitored = self._service.monitors.began(scope, request_id)
@@ -103,7 +104,7 @@ class Gate:
             async with admission:
                 await self._enter(scope, receive, send_with_id, headers, admission)
         finally:
-            if _is_large(headers):
+            if is_large:
                 self._trim_soon()
             if monitored is not None:
                 self._service.monitors.ended(monitored, scope, status)

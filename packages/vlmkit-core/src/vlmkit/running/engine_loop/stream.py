@@ -99,6 +99,7 @@ class Channel:
         sent: which of the client's images and files each image comes from, by that index.
         account: the account in the fair queue; the tenant's if empty.
         observers: receive events of the request; None if there are no observers.
+        acceptance: is resolved when the request is accepted or has failed.
 
     Attributes:
         is_behind: whether too many chunks are unread.
@@ -115,6 +116,7 @@ class Channel:
         sent: Mapping[int, int] = MappingProxyType({}),
         account: str = "",
         observers: ObserverDispatch | None = None,
+        acceptance: "asyncio.Future[None] | None" = None,
     ) -> None:
         self.facts = facts
         self.account = account or facts.tenant
@@ -131,7 +133,7 @@ class Channel:
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._num_waiting = 0  # threads
-        self._future: asyncio.Future[None] | None = None
+        self._future = acceptance
         self._chunks: list[Chunk] = []
         self._num_open = num_choices
         self._reasons: list[FinishReason] = []

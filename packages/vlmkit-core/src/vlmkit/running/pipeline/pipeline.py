@@ -209,9 +209,15 @@ class Pipeline:
             RequestError: the request is invalid, too long or not admitted, or the queue is full.
             OutOfMemory: this machine has no memory for its prompt now.
         """
-        return self._workers.in_caller(partial(self._submit, admit), request)
+        return self._workers.in_caller(partial(self._submit, admit, None), request)
 
-    def _submit(self, admit: Admit | None, request: Request, lease: DecodeLease) -> Stream:
+    def _submit(
+        self,
+        admit: Admit | None,
+        acceptance: "asyncio.Future[None] | None",
+        request: Request,
+        lease: DecodeLease,
+    ) -> Stream:
         started = time.perf_counter()
         prepared = self._preparation.prepare(request, lease)
         params, prompt, sequences, pages, timings, sent, opened_pixels = prepared
@@ -239,6 +245,7 @@ class Pipeline:
             sent=sent,
             account=request.account,
             observers=self._observers,
+            acceptance=acceptance,
         )
         self._loop.submit([self._preparation.job(s, channel, i) for i, s in enumerate(sequences)])
         return Stream(channel, prompt.token_ids, abort=self._loop.abort, resume=self._loop.wake)
@@ -257,22 +264,15 @@ class Pipeline:
             RequestError: the request is invalid, too long or not admitted, or the queue is full.
             OutOfMemory: this machine has no memory for its prompt now.
         """
-        stream = await self._begun(request, admit)
+        acceptance = asyncio.get_running_loop().create_future()
+        work = partial(self._submit, admit, acceptance)
+        stream = await self._workers.in_worker(work, request, Stream.abort, until=acceptance)
         try:
             await stream.accepted()
         except BaseException:
             stream.abort()
             raise
         return stream
-
-    async def _begun(self, request: Request, admit: Admit | None) -> Stream:
-        """Start a request in a worker thread; abort it if the caller has gone meanwhile.
-
-        Raises:
-            EngineError: the pipeline closed before a worker was free.
-        """
-        work = partial(self._submit, admit)
-        return await self._workers.in_worker(work, request, discard=Stream.abort)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return the tokens of a request's prompt, which a worker thread builds.

@@ -15,6 +15,7 @@ or stops at its next check. The module knows no prompt and no engine.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -95,6 +96,7 @@ class RequestWorkers:
         work: Callable[[Request, DecodeLease], T],
         request: Request,
         discard: Callable[[T], None] | None = None,
+        until: "asyncio.Future[None] | None" = None,
     ) -> T:
         """Run a function in a worker thread once the request has memory for its images.
 
@@ -105,6 +107,9 @@ class RequestWorkers:
             work: gets the request and its lease, and must obey the lease's cancellation.
             request: the request.
             discard: gets the result if the request was cancelled too late.
+            until: is awaited in place of the function's end, which spares the event loop a wake-up.
+                The receiver of what the function submits resolves it; an error of the function
+                does so, too.
 
         Raises:
             ImageError: the images have too many pixels together.
@@ -128,7 +133,10 @@ class RequestWorkers:
             raise
         future.add_done_callback(partial(self._release, lease))
         try:
-            return await asyncio.wrap_future(future)
+            if until is not None:
+                future.add_done_callback(partial(_resolve_if_failed, until))
+                await until
+            return future.result() if future.done() else await asyncio.wrap_future(future)
         except RequestCancelled as error:  # by close()
             raise closing_error() from error
         except asyncio.CancelledError:
@@ -217,6 +225,18 @@ def _tenant(request: Request) -> str:
 
 def _files_of(request: Request) -> list[FilePart]:
     return [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
+
+
+def _resolve_if_failed(waiting: "asyncio.Future[None]", future: Future[T]) -> None:
+    """Wake the waiting caller if there is no result to wait for."""
+    if future.cancelled() or future.exception() is not None:
+        with suppress(RuntimeError):  # the event loop is closed, and with it the caller
+            waiting.get_loop().call_soon_threadsafe(_resolve, waiting)
+
+
+def _resolve(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 def _drop_result(discard: Callable[[T], None], future: Future[T]) -> None:

@@ -184,10 +184,10 @@ def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> Logprob
 
 def completion_pieces(
     head: AnswerHead,
-    completion: Completion,
     logprobs: LogprobsOf | None,
     extras: Extras,
-    prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
+    prompt_logprobs: Iterable[PromptLogprobsOfToken] | None,
+    completion: Completion,
 ) -> Iterator[bytes]:
     """Encode a whole answer in pieces; samples are removed from it as they are encoded."""
     choices = completion.choices

@@ -58,12 +58,13 @@ def conversation_of(chat: wire.ChatRequest) -> Conversation:
     """
     sampling, form = _sampling(chat), requested_form(chat)
     check_tool_types(chat)
-    messages = SentMessages(chat)
-    messages.add(chat.messages)
-    is_marked = continues_last_message(chat.messages)
     names = {} if chat.max_tokens is not None else {"max_tokens": "max_completion_tokens"}
     if form or chat.shown_functions:
         names["constraint"] = form.field if form else "tools"
+    tools = tool_values(chat)
+    messages = SentMessages(chat)
+    messages.add(chat.messages)
+    is_marked = continues_last_message(chat.messages)
     return Conversation(
         messages=messages.sent,
         model=chat.model,
@@ -85,7 +86,7 @@ def conversation_of(chat: wire.ChatRequest) -> Conversation:
         cache_salt=chat.cache_salt or "",
         priority=chat.priority or 0,
         names=names,
-        **tool_values(chat),
+        **tools,
     )
 
 

@@ -1,5 +1,7 @@
 """``/v1/chat/completions``: answers a conversation, whole or streamed, counts or renders it."""
 
+from functools import partial
+
 from litestar.types import ASGIApp
 
 from vlmkit_server.apis.openai_chat.answer import ChatCompletion, completion_pieces, logprobs_of
@@ -61,9 +63,9 @@ async def answer_chat(exchange: Exchange, body: ChatRequest) -> ASGIApp:
     if not body.stream:
         return exchange.whole(
             answer,
-            lambda completion: completion_pieces(
+            partial(
+                completion_pieces,
                 answer.head,
-                completion,
                 logprobs,
                 answer.extras,
                 prompt_logprobs(runner, drained(scores)) if scores else None,

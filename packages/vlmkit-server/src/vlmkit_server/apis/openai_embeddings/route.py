@@ -30,7 +30,6 @@ from vlmkit_server.apis.openai_embeddings.wire import (
 )
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
-from vlmkit_server.conversation.request_builder import ignored_fields
 from vlmkit_server.exchange.json_pieces import HOLE, filled, listed
 from vlmkit_server.exchange.named_errors import naming_fields
 from vlmkit_server.http.errors import OpenAiErrors, Unavailable
@@ -76,7 +75,7 @@ async def embed(exchange: Exchange, body: EmbeddingRequest) -> ASGIApp:
 async def _embedded(exchange: Exchange, runner: Runner, body: EmbeddingRequest) -> Completion:
     """Embed the conversation of a body."""
     conversation, caller = _conversation(body), exchange.caller
-    exchange.report_ignored(ignored_fields(conversation, runner.facts))
+    exchange.report_unsupported(conversation, runner.facts)
     messages = await exchange.builder.messages(conversation.messages, runner.facts, caller)
     request = RunnerRequest(
         messages=messages,

@@ -29,7 +29,6 @@ from vlmkit_server.apis.scores.wire import (
 )
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
-from vlmkit_server.conversation.request_builder import ignored_fields
 from vlmkit_server.http.errors import Fault
 from vlmkit_server.interfaces.api import Route
 from vlmkit_server.interfaces.conversation import Conversation
@@ -152,7 +151,7 @@ class ScoresApi:
         """Score all pairs of a body."""
         settings = self._settings
         detail = Conversation(messages=(), detail_field=reader.detail_field)
-        exchange.report_ignored(ignored_fields(detail, runner.facts))
+        exchange.report_unsupported(detail, runner.facts)
         max_chars = exchange.service.settings.max_text_chars
         check_size(prompted_items(method, queries, documents), max_chars, runner.facts)
         scorer = Scorer(exchange, runner, body.priority or 0)
