@@ -1,10 +1,14 @@
-"""Requests with files and images are all prepared, with any number of threads."""
+"""Requests with files and images are all prepared, with any number of threads.
+
+A caller may wait for a future in place of the end of its function.
+"""
 
 import asyncio
 import time
 
 import pytest
 
+from vlmkit.errors import RequestError
 from vlmkit.image_files.decode_cost import DecodeCost
 from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.settings.pipeline import PipelineSettings
@@ -46,3 +50,45 @@ def test_requests_that_need_memory_once_opened_do_not_block_requests_with_a_leas
     assert set(asyncio.run(all_of_them())) == {MOST}
     assert time.monotonic() - started < bounds.prepare_timeout_s
     assert preparation._decode_memory.decoding_bytes == 0
+
+
+def test_an_error_of_the_function_ends_the_wait_for_a_future_that_nothing_resolves():
+    preparation = RequestWorkers(PipelineSettings(), 0)
+
+    def work(request, lease):
+        raise RequestError("too long")
+
+    async def caller():
+        never = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(60):
+            await preparation.in_worker(work, Request(text="Hello"), until=never)
+
+    with pytest.raises(RequestError, match="too long"):
+        asyncio.run(caller())
+
+
+def test_a_result_is_discarded_if_its_caller_is_cancelled_while_it_waits_for_the_future():
+    preparation, discarded = RequestWorkers(PipelineSettings(), 0), []
+
+    async def caller(has_ended, never):
+        def work(request, lease):
+            has_ended.get_loop().call_soon_threadsafe(has_ended.set_result, None)
+            return "result"
+
+        await preparation.in_worker(work, Request(text="Hello"), discarded.append, until=never)
+
+    async def cancelled():
+        loop = asyncio.get_running_loop()
+        has_ended = loop.create_future()
+        task = asyncio.create_task(caller(has_ended, loop.create_future()))
+        async with asyncio.timeout(60):
+            await has_ended
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(60):
+            while not discarded:  # the worker thread may still return
+                await asyncio.sleep(0.01)
+
+    asyncio.run(cancelled())
+    assert discarded == ["result"]
