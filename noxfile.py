@@ -141,6 +141,15 @@ def install(session: nox.Session, *distributions: str, groups: tuple[str, ...] =
     session.install("-q", *editable, *requirements, *pins)
 
 
+def install_axe(session: nox.Session) -> None:
+    """Install axe-core, which finds flaws of the web page; its tests are skipped without it."""
+    if shutil.which("npm") and shutil.which("chromedriver"):
+        folder = str(Path(session.create_tmp()).resolve() / "axe")
+        install = ("npm", "install", "--silent", "--prefix", folder, "axe-core@4")
+        session.run(*install, external=True, success_codes=range(256))
+        session.env["AXE_FOLDER"] = folder
+
+
 def ask_demo(session: nox.Session) -> None:
     """Ask the packaged model about a picture; who runs nox may leave its own input open."""
     with Path(os.devnull).open() as nothing:
@@ -159,6 +168,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, but those that take minutes together."""
     install(session, *ALL, groups=("test", "onnx"))
+    install_axe(session)
     session.run("pytest", *SIDE_BY_SIDE, "-m", "not gpu and not slow", *session.posargs)
 
 

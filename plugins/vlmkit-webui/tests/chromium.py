@@ -64,6 +64,7 @@ class Page:
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         driver.get("about:blank")
         driver.get_log("browser")
         driver.get_log("performance")

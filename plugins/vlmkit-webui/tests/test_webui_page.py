@@ -302,6 +302,100 @@ def test_the_request_runs_as_a_program(
     assert not (tmp_path / "gone").exists()
 
 
+# The inspector.
+
+
+def pixel(page: Page, label: str, x: float, y: float) -> list[int]:
+    """Return red, green and blue of a drawing, at a point in fractions of its size."""
+    draw = """
+      const [label, x, y] = arguments;
+      const canvas = [...document.querySelectorAll('#inspector canvas')].find(
+        (each) => each.ariaLabel.startsWith(label));
+      const at = [Math.floor(x * canvas.width), Math.floor(y * canvas.height)];
+      return [...canvas.getContext('2d').getImageData(...at, 1, 1).data].slice(0, 3);
+    """
+    return list(page.run(draw, label, x, y))
+
+
+def facts(page: Page) -> dict[str, str]:
+    return dict(each.text.split("\n") for each in page.all("#inspector .facts dl > div"))
+
+
+def test_the_inspector_shows_what_became_of_a_picture(page: Page, tmp_path: Path) -> None:
+    path, exif = tmp_path / "turned.jpg", Image.Exif()
+    exif[0x0112] = 6  # shown turned by a quarter
+    turned = Image.new("RGB", (120, 90), "navy")
+    turned.paste("gold", (0, 0, 60, 90))
+    turned.save(path, exif=exif, quality=95)
+    page.click("Settings")
+    page.find("[name=max_image_tokens]").send_keys("1")
+    page.click("Use these settings")
+    page.choose(path)
+    page.wait(page.files)
+    page.ask("What is this?")
+    page.click("Inspect")
+    seen = facts(page)
+    assert seen.pop("Scale")
+    stages = {name: seen.pop(name) for name in ("Fetch and check", "Decode", "Preprocess")}
+    assert all(each.endswith(" ms") for each in stages.values())
+    assert seen.pop("Features") == "computed"
+    assert {name: seen[name] for name in seen if name != "Encode"} == {
+        "Tokens": "1",
+        "File": "120 \u00d7 90",
+        "Turned upright": "90 \u00d7 120",
+        "Resized to": "22 \u00d7 30",
+        "Pictures for the encoder": "1",
+    }
+    page.find("#inspector summary").click()
+    assert page.find("#inspector .tiles tbody").text == "1 0 0 22 30"
+    top, bottom = (pixel(page, "The picture as the model sees it", 0.5, y) for y in (0.25, 0.75))
+    assert top[2] < 60 < top[0]
+    assert bottom[0] < 60 < bottom[2]
+    page.click("Close")
+    page.click("Answer again")
+    page.wait_for_end()
+    page.click("Inspect")
+    assert facts(page)["Features"] == "from the cache"
+
+
+def test_boxes_that_an_answer_names_are_drawn_in_pixels_of_the_picture(
+    page: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "white.png"
+    path.write_bytes(picture(200, 100, "white"))
+    page.choose(path)
+    page.wait(page.files)
+    places = [
+        {"bbox_2d": [250, 200, 750, 800], "label": "a <b>cat</b>"},
+        {"point_2d": [900, 500], "label": "nose"},
+    ]
+    page.ask(script(text=json.dumps(places)))
+    page.click("Inspect")
+    named = [each.text for each in page.all("#inspector .places li")]
+    assert named == ["a <b>cat</b>50, 20, 150, 80", "nose180, 50"]
+    label = "The picture with 2 named places"
+    white = [255, 255, 255]
+    assert pixel(page, label, 0.5, 0.5) == white
+    for x, y in ((0.25, 0.5), (0.75, 0.5), (0.5, 0.8), (0.9, 0.5)):
+        assert pixel(page, label, x, y) != white
+    assert pixel(page, label, 0.22, 0.5) == pixel(page, label, 0.8, 0.5) == white
+
+
+def test_a_second_picture_needs_no_boxes_and_is_inspected_beside_the_first(
+    page: Page, tmp_path: Path
+) -> None:
+    for name, colour in (("one.png", "teal"), ("two.png", "gold")):
+        (tmp_path / name).write_bytes(picture(80, 60, colour))
+        page.choose(tmp_path / name)
+        page.wait(lambda name=name: name in page.files())
+    page.ask("Compare")
+    assert page.find(".answer .state").text == ""
+    page.click("Inspect")
+    assert [each.text for each in page.all("#inspector h3")] == ["one.png", "two.png"]
+    red = pixel(page, "The picture as the model sees it", 0.5, 0.5)
+    assert red == [0, 128, 128]
+
+
 # Conversations as files.
 
 

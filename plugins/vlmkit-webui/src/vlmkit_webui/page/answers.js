@@ -57,7 +57,7 @@ export class AnswerView {
     this.calls = element("div", { class: "calls" });
     this.end = element("div", { class: "end" });
     this.state = element("span", { class: "state" });
-    const title = element("h3", { class: "model" }, ...visible(answer.model));
+    const title = element("h2", { class: "model" }, ...visible(answer.model));
     this.node = element("article", { class: "answer", "aria-label": `Answer ${number}` },
       element("header", {}, title, this.state), this.thoughts, this.body, this.calls, this.end);
     this.wasThinking = false;
@@ -180,7 +180,7 @@ function bar(timing) {
 function figureList(answer) {
   const figures = figuresOf(answer);
   const rows = [
-    ["Tokens/s", figures.rate === null ? null : figures.rate.toFixed(figures.rate < 100 ? 1 : 0)],
+    ["Tokens/s", figures.rate === null ? null : figures.rate < 100 ? figures.rate.toFixed(1) : Math.round(figures.rate).toLocaleString("en-US")],
     ["First text", duration(figures.firstText_ms)],
     ["First reasoning", duration(figures.firstReasoning_ms)],
     ...PARTS.map(([name, what]) => [what, duration(figures[name]), name]),

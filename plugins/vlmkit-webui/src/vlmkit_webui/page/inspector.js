@@ -83,7 +83,7 @@ function drawSeen(canvas, bitmap, transform, page) {
   const [x, y] = [transform.pad[0] - left, transform.pad[1] - top];
   const area = [x * scale, y * scale, transform.used_size[0] * scale, transform.used_size[1] * scale];
   hatch(context, canvas);
-  if (bitmap) context.drawImage(bitmap, ...area);
+  if (bitmap) context.drawImage(resized(bitmap, transform.used_size), ...area);
   else paper(context, area, page);
   tileBorders(transform).forEach((tile, index) => {
     const [from, above, to, below] = tile.map((edge) => edge * scale);
@@ -94,6 +94,15 @@ function drawSeen(canvas, bitmap, transform, page) {
     context.strokeStyle = COLOURS[index % COLOURS.length];
     context.strokeRect(from + 1.5, above + 1.5, to - from - 3, below - above - 3);
   });
+}
+
+/** Return a picture with as many pixels as the model sees of it. */
+function resized(bitmap, [width, height]) {
+  const canvas = element("canvas", { width, height });
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, width, height);
+  return canvas;
 }
 
 /** Draw the picture as it was sent, with the boxes and points that an answer names. */

@@ -23,7 +23,7 @@ const LINK_TEXT = /https?:\/\/[^\s<>"'`\\]{1,2000}/y;
  * growing text costs little.
  */
 export function render(container, text) {
-  const found = blocksOf(text.split(/\r\n|\r|\n/), 0);
+  const found = ranked(blocksOf(text.split(/\r\n|\r|\n/), 0));
   const shown = container.markdownBlocks ?? [];
   let same = 0;
   while (same < shown.length && same < found.length && shown[same].key === keyOf(found[same])) same++;
@@ -53,7 +53,16 @@ export function safeUrl(text) {
 // Blocks.
 
 function keyOf(block) {
-  return `${block.type}\n${block.source}`;
+  return `${block.type} ${block.rank ?? ""}\n${block.source}`;
+}
+
+/** Give headings a rank that is at most one below that of the heading before. */
+function ranked(blocks) {
+  let rank = 0;
+  for (const block of blocks) {
+    if (block.type === "heading") block.rank = rank = Math.min(block.level, rank + 1, 4);
+  }
+  return blocks;
 }
 
 /** Return the blocks of some lines: each has a type, its source, and what its type needs. */
@@ -192,8 +201,8 @@ function paragraphAt(lines, at) {
 const MAKERS = {
   paragraph: (block, budget) => made("p", { dir: "auto" }, inline(block.text, budget), budget),
   heading: (block, budget) =>
-    // The page has its own headings: those of an answer follow in rank.
-    made(`h${Math.min(block.level + 2, 6)}`, { dir: "auto", class: `level-${block.level}` }, inline(block.text, budget), budget),
+    // The page has its own headings: those of an answer follow in rank. One inside a list has none.
+    made(block.rank ? `h${block.rank + 2}` : "div", { dir: "auto", class: `level-${block.level}` }, inline(block.text, budget), budget),
   rule: (_, budget) => made("hr", {}, [], budget),
   quote: (block, budget) => made("blockquote", {}, block.blocks.map((each) => nodeOf(each, budget)), budget),
   list: (block, budget) => {
@@ -207,7 +216,7 @@ const MAKERS = {
         made(name, { class: `align-${side}`, dir: "auto" }, inline(cells[index] ?? "", budget), budget)), budget);
     const head = made("thead", {}, [row(block.head, "th")], budget);
     const body = made("tbody", {}, block.rows.map((cells) => row(cells, "td")), budget);
-    const label = { class: "table", role: "region", "aria-label": "Table", tabindex: "0" };
+    const label = { class: "table", role: "group", "aria-label": "Table", tabindex: "0" };
     return element("div", label, made("table", {}, [head, body], budget));
   },
   code: (block, budget) => {
