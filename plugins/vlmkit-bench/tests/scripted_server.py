@@ -10,6 +10,7 @@ from contextlib import contextmanager
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 CLOSE = None  # cuts the connection without an end
+CLOSE_ON_REQUEST = object()  # cuts the connection when the next request arrives on it
 
 
 def event(**fields):
@@ -45,7 +46,7 @@ def refusal(status, **error):
 class ScriptedServer:
     """Answers each chat completion with the steps of its number.
 
-    A step is bytes to send, seconds to wait, or ``CLOSE``.
+    A step is bytes to send, seconds to wait, ``CLOSE`` or ``CLOSE_ON_REQUEST``.
 
     Args:
         steps: returns the steps of a request, from its number and its body.
@@ -99,7 +100,10 @@ class ScriptedServer:
             self.headers.append(head)
             self.num_open = max(self.num_open, self._num_open)
             for step in self._steps(number, body):
-                if step is CLOSE:
+                if step is CLOSE_ON_REQUEST:
+                    await reader.read(1)
+                    writer.transport.abort()
+                elif step is CLOSE:
                     writer.transport.abort()
                 elif isinstance(step, float):
                     await asyncio.sleep(step)

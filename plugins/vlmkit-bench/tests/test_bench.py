@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, strategies as st
 from scripted_server import (
     CLOSE,
+    CLOSE_ON_REQUEST,
     DONE,
     HEAD,
     ScriptedServer,
@@ -137,6 +138,18 @@ def test_a_failed_request_is_counted_by_name_and_not_in_percentiles(name, result
     assert {each["num_samples"] for each in summary["latencies"].values()} == {4, 8}
     assert summary["completion_tokens"] == 12
     assert "\x1b" not in json.dumps(result)
+
+
+def test_a_request_is_sent_again_if_the_server_closed_the_connection_of_an_earlier_one(result_of):
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    events = b"".join([delta(content="a"), finish(), usage(5, 1), DONE])
+    whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events)
+    result, server = measured(lambda *_: [head, whole, CLOSE_ON_REQUEST], result_of, "-n", 3)
+    assert result["summary"]["num_succeeded"] == len(server.bodies) == 3
+    assert [each["num_resent"] for each in result["outcomes"]] == [0, 1, 1]
+    assert result["summary"]["num_resent"] == 2
 
 
 def test_a_request_without_usage_succeeds_and_is_in_no_count_of_tokens(result_of):

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -86,6 +87,8 @@ class Outcome(msgspec.Struct):
         prompt_tokens: as the server counts them; None if it sent no usage.
         completion_tokens: as the server counts them.
         cached_tokens: the tokens of the prompt that were cached.
+        num_resent: how often it was sent again, since the server had closed the connection that an
+            earlier request left open.
         error: the name of the error; None if it succeeded.
     """
 
@@ -102,6 +105,7 @@ class Outcome(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    num_resent: int = 0
     error: str | None = None
 
 
@@ -175,11 +179,14 @@ class Client:
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
         self.url = url.rstrip("/")
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             headers=headers,
             auto_decompress=False,
+            trace_configs=[trace],
         )
         self._start_s = time.perf_counter()
 
@@ -229,7 +236,8 @@ class Client:
         outcome = Outcome(number, turn, due_s, self.now_s())
         answer = _Answer(outcome)
         try:
-            await self._read(answer, body)
+            while not await self._read(answer, body):
+                outcome.num_resent += 1
         except AnswerError as failure:
             outcome.error = failure.name
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -237,16 +245,30 @@ class Client:
         outcome.end_s = self.now_s()
         return outcome, "".join(answer.text)
 
-    async def _read(self, answer: _Answer, body: bytes) -> None:
-        """Send a request and read its answer.
+    async def _read(self, answer: _Answer, body: bytes) -> bool:
+        """Send a request and read its answer; tell whether its connection was still open.
+
+        A server may close a connection between two requests, and clients then send the second one
+        again. Each attempt uses up a connection that an earlier request left open.
 
         Raises:
             AnswerError: it failed.
         """
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        async with self._session.post(
-            f"{self.url}/chat/completions", data=body, headers=headers, allow_redirects=False
-        ) as response:
+        reused: list[bool] = []
+        try:
+            response = await self._session.post(
+                f"{self.url}/chat/completions",
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                trace_request_ctx=reused,
+            )
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if reused:
+                return False
+            raise
+        async with response:
             if response.status != 200:
                 content = await _limited(response, MAX_ERROR_BYTES)
                 raise AnswerError(_status(response.status, content))
@@ -261,6 +283,13 @@ class Client:
             raise AnswerError("truncated_event")
         if not answer.is_done and not answer.has_finished:
             raise AnswerError("early_end")
+        return True
+
+
+async def _note_reuse(_: object, context: SimpleNamespace, __: object) -> None:
+    """Record that a request uses a connection that an earlier one left open."""
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.append(True)
 
 
 class _Events:

@@ -164,6 +164,8 @@ def figure_rows(summary: Summary) -> Rows:
         ]
     if summary.num_without_usage:
         rows.append(("without usage", f"{summary.num_without_usage:,}, not in the tokens"))
+    if summary.num_resent:
+        rows.append(("sent again", f"{summary.num_resent:,}, for connections that had closed"))
     return rows
 
 

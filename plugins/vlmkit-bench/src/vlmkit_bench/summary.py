@@ -49,6 +49,7 @@ class Summary(msgspec.Struct, frozen=True):
         tokens_per_s: tokens of answers per second.
         events_per_token: events with text for each token; below 1 where events have several tokens.
         num_without_usage: succeeded requests without usage, whose tokens are not counted.
+        num_resent: how often a request was sent again on another connection.
         slo: the largest latencies of a good request, in seconds, by name.
         num_good: succeeded requests with no latency above them; None without ``slo``.
         goodput_per_s: good requests per second.
@@ -68,6 +69,7 @@ class Summary(msgspec.Struct, frozen=True):
     tokens_per_s: float
     events_per_token: float | None
     num_without_usage: int
+    num_resent: int = 0
     slo: dict[str, float] = {}
     num_good: int | None = None
     goodput_per_s: float | None = None
@@ -133,6 +135,7 @@ def summary_of(
         tokens_per_s=num_tokens * per_s,
         events_per_token=num_events / num_tokens if num_tokens else None,
         num_without_usage=len(good) - len(counted),
+        num_resent=sum(outcome.num_resent for outcome in outcomes),
         slo=dict(slo),
         num_good=num_good,
         goodput_per_s=None if num_good is None else num_good * per_s,
