@@ -61,15 +61,19 @@ class Page:
         self, driver: Any, server: PageServer, size: Size = USUAL, host: str = "127.0.0.1"
     ) -> None:
         self.driver, self.server = driver, server
-        width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.width, height = size
+        self.resize(height)
         driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         driver.get("about:blank")
         driver.get_log("browser")
         driver.get_log("performance")
         driver.get(f"http://{host}:{server.port}/")
         self.wait(self.is_connected)
+
+    def resize(self, height: int) -> None:
+        """Make the screen higher or lower."""
+        metrics = {"width": self.width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def wait(self, is_true: Callable[[], Any]) -> Any:
         """Wait until something is true, and return it."""

@@ -2,7 +2,7 @@
 
 import { announce, button, copyButton, element, plain, visible } from "./dom.js";
 import { contentOf, fileOf, fileOfBase64, partOf, refusalOf } from "./files.js";
-import { chosenAnswer, exported, imagesWithFiles, imported, messagesOf, newAnswer, newTurn, numFiles } from "./conversation.js";
+import { LIMITS, chosenAnswer, copyOf, exported, imagesWithFiles, imported, messagesOf, newAnswer, newTurn, numFiles } from "./conversation.js";
 import { inspect } from "./inspector.js";
 import { Server, ServerError, Unreachable } from "./server.js";
 import { Settings, restoreTheme, showSettings } from "./settings.js";
@@ -255,6 +255,7 @@ class App {
     }
     const turn = newTurn(text, this.files);
     this.files = [];
+    at("undo").hidden = true;
     message.value = "";
     grow(message);
     this.showFiles();
@@ -311,12 +312,28 @@ class App {
     return this.turns.slice(0, this.turns.indexOf(turn) + 1);
   }
 
-  /** Remove the turns that follow one, and say so. */
+  /** Remove the turns that follow one, if there are any, and offer to undo that. */
   cutAfter(turn) {
     this.stop();
     const rest = this.turns.length - this.upTo(turn).length;
+    if (rest) this.offerUndo(`${rest} later ${rest === 1 ? "message was" : "messages were"} removed.`);
     this.turns = this.upTo(turn);
-    if (rest) announce(`${rest} later ${rest === 1 ? "message was" : "messages were"} removed.`);
+  }
+
+  /** Say what is about to happen to the conversation, and offer to undo it. */
+  offerUndo(text) {
+    const before = { system: this.settings.system, turns: copyOf(this.turns) };
+    const undo = () => {
+      this.stop();
+      this.settings.system = before.system;
+      this.turns = before.turns;
+      this.showTurns();
+      at("undo").hidden = true;
+      at("message").focus();
+    };
+    at("undo").replaceChildren(text, button("undo", "Undo", undo));
+    at("undo").hidden = false;
+    announce(text, { isShown: false });
   }
 
   edit(turn, text, files) {
@@ -364,6 +381,7 @@ class App {
 
   restart() {
     this.stop();
+    if (this.turns.length) this.offerUndo("The conversation was removed.");
     this.turns = [];
     this.files = [];
     this.showTurns();
@@ -379,7 +397,8 @@ class App {
   /** Return the body of the request for an answer; `contentOf` returns the content of a file. */
   bodyOf(turn, answer, contentOf) {
     const turns = this.upTo(turn);
-    const messages = messagesOf(turns, this.settings.system, (file) => partOf(file, contentOf(file)));
+    answer.system ??= this.settings.system;
+    const messages = messagesOf(turns, answer.system, (file) => partOf(file, contentOf(file)));
     answer.options ??= { ...this.settings.body };
     const body = { model: answer.model, messages, ...answer.options };
     const count = numFiles(turns);
@@ -483,8 +502,10 @@ class App {
     input.value = "";
     if (!file) return;
     try {
+      if (file.size > LIMITS.bytes) throw new Error("The file is too large.");
       const { system, turns } = await imported(await file.text(), fileOfBase64);
       this.stop();
+      if (this.turns.length) this.offerUndo("The conversation was replaced.");
       this.settings.system = system;
       this.turns = turns;
       this.showTurns();

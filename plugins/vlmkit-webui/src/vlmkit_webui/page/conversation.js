@@ -5,7 +5,7 @@
 
 const FORMAT = "vlmkit-conversation";
 const VERSION = 1;
-const LIMITS = { bytes: 256 * 2 ** 20, turns: 1024, answers: 16, files: 64, calls: 128, images: 256, tiles: 256, text: 4_000_000 };
+export const LIMITS = { bytes: 256 * 2 ** 20, turns: 1024, answers: 16, files: 64, calls: 128, images: 256, tiles: 256, text: 4_000_000 };
 
 /** Return a new turn. A turn with `results` has those of tools, and no text and no files. */
 export function newTurn(text, files = [], results = []) {
@@ -36,6 +36,11 @@ export function newAnswer(model) {
 /** Return the answer that later turns follow. */
 export function chosenAnswer(turn) {
   return turn.answers[turn.chosen] ?? null;
+}
+
+/** Return copies of turns, which later changes of the turns leave as they are. */
+export function copyOf(turns) {
+  return turns.map((turn) => ({ ...turn, answers: [...turn.answers] }));
 }
 
 /** Return the number of files in some turns. */

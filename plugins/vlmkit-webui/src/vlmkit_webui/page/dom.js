@@ -19,6 +19,7 @@ const ICONS = {
   retry: "M19.5 12A7.5 7.5 0 1 1 17 6.4M19.5 4v4.5H15",
   send: "M12 19V5M5.5 11.5 12 5l6.5 6.5",
   settings: "M4 7h9M17 7h3M4 17h3M11 17h9M15 4.5v5M9 14.5v5",
+  undo: "M4.5 12A7.5 7.5 0 1 0 7 6.4M4.5 4v4.5H9",
   stop: "M7 7h10v10H7z",
 };
 
