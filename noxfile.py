@@ -401,6 +401,21 @@ def reference(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into ``build/docs``; a broken link fails it.
+
+    ``-- serve`` shows it on a local port instead, and builds it again when a page changes.
+    """
+    session.install("-q", "mkdocs-material>=9.6")
+    config = ("--config-file", "site/mkdocs.yml")
+    if session.posargs == ["serve"]:
+        session.run("mkdocs", "serve", *config)
+        return
+    output = str(Path("build", "docs").resolve())
+    session.run("mkdocs", "build", "--strict", *config, "--site-dir", output)
+
+
+@nox.session(default=False)
 def figures(session: nox.Session) -> None:
     """Record the terminals that the documentation shows, ``docs/figures``; names choose some."""
     install(session, *TESTED, HF, ONNX_CPU, DEMO)
