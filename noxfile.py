@@ -10,6 +10,7 @@ takes the torch that pip prefers (a CUDA build, say) in place of the pinned one 
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -57,6 +58,7 @@ SOURCES = [f"{path}/src" for path in PATHS if path != TOGETHER]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 # Tests run side by side, three processes for two cores, since some wait rather than compute; four
 # of them have torch in memory four times.
 NUM_PROCESSES = min(4, (3 * (os.cpu_count() or 1) + 1) // 2)
@@ -423,20 +425,44 @@ def figures(session: nox.Session) -> None:
     session.run("python", "benchmarks/terminals.py", *session.posargs)
 
 
-@nox.session
-def build(session: nox.Session) -> None:
-    """Build an sdist and a wheel of each distribution, install the wheels alone and try them."""
-    session.install("-q", "build", *TORCH_PIN)
-    output = Path(session.create_tmp()) / "dist"
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build sdists and wheels into ``dist``, check them, and try the wheels on every Python here.
+
+    A build comes from what git knows, and its version from the tags of the repository.
+    """
+    session.install("-q", "build", "twine>=6", "check-wheel-contents>=0.6", *TORCH_PIN)
+    shutil.rmtree("dist", ignore_errors=True)
     for path in PATHS:
-        session.run("python", "-m", "build", "-q", "-o", str(output), path, silent=True)
-    wheels = sorted(map(str, output.glob("*.whl")))
+        session.run("python", "-m", "build", "-q", "-o", "dist", path, silent=True)
+    files = sorted(map(str, Path("dist").glob("*")))
+    wheels = [name for name in files if name.endswith(".whl")]
+    session.run("twine", "check", "--strict", *files)
+    checked = [name for name in wheels if not Path(name).name.startswith("vlmkit-")]  # no code
+    session.run("check-wheel-contents", *checked)
+    session.run("python", "tests/release/contents.py", "dist")
     session.install("-q", "--force-reinstall", "--no-deps", *wheels)
-    session.install(
-        "-q", "--find-links", str(output), *(Path(path).name for path in ALL), *TORCH_PIN
-    )
-    session.run("vlmkit", "plugins")
-    ask_demo(session)
+    session.install("-q", "--find-links", "dist", *built(ALL), *TORCH_PIN)
+    session.install("-q", "openai>=3")
+    session.run("python", "tests/release/first_steps.py", PICTURE)
+    for python in PYTHONS:
+        session.notify(f"release_on-{python}")
+
+
+@nox.session(default=False, python=PYTHONS, reuse_venv=False)
+def release_on(session: nox.Session) -> None:
+    """Install the wheels of ``dist`` alone, without torch, and do what a new user does."""
+    without_torch = [path for path in ALL if path not in {TORCH_QUANTIZED, ONNX_EXPORT}]
+    session.install("-q", "--find-links", "dist", *built([*without_torch, ONNX_CPU]))
+    session.install("-q", "openai>=3")
+    session.run("python", "tests/release/first_steps.py", PICTURE)
+
+
+def built(paths: Sequence[str]) -> list[str]:
+    """Return requirements of distributions, extras included, at the version in ``dist``."""
+    (core,) = Path("dist").glob("vlmkit_core-*.whl")
+    version = core.name.split("-")[1]
+    return [f"{Path(path).name}=={version}" for path in paths]
 
 
 @nox.session

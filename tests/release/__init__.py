@@ -1,0 +1,1 @@
+"""What ``nox -s release`` checks of built distributions, without any source of the repository."""
