@@ -28,6 +28,7 @@ def main(picture: str) -> None:
     """Try each step; an assertion names the one that fails."""
     import vlmkit
 
+    picture = str(Path(picture).resolve())
     installed = Path(sysconfig.get_path("purelib"))
     assert Path(vlmkit.__file__).is_relative_to(installed), vlmkit.__file__
     with tempfile.TemporaryDirectory() as folder:

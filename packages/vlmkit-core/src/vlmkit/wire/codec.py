@@ -5,6 +5,7 @@ code. :data:`WIRE` knows the types of requests and answers. A protocol on top ad
 own: ``Codec(TYPES | {"runner.submit": Submit})``.
 """
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Union
 
@@ -37,7 +38,7 @@ class Codec:
         }
         self._error = conversions.of(VlmkitError)
         self._by_wire = {each.wire: each for each in (*self._by_type.values(), self._error)}
-        wire: Any = Union.__getitem__(tuple(self._by_wire))  # of a list of types
+        wire: Any = operator.getitem(Union, tuple(self._by_wire))  # of a list of types
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
             wire, ext_hook=extension

@@ -5,6 +5,7 @@ that begins with the name of its type. While msgspec decodes, it checks names, l
 no value of another type is ever constructed.
 """
 
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, fields, is_dataclass
@@ -172,7 +173,7 @@ class Conversions:
                 packs[kind], unpacks[made.wire] = made.pack, made.unpack
             elif not made.is_plain or (made.only_normalizes and int not in args):
                 other = made
-        wire: Any = Union.__getitem__(tuple(wires))  # of a list of types
+        wire: Any = operator.getitem(Union, tuple(wires))  # of a list of types
         if not any((*packs.values(), *unpacks.values(), other.pack, other.unpack)):
             return Conversion(wire)
         plain = frozenset(kind for kind, convert in packs.items() if convert is None)
