@@ -182,6 +182,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the tests that need a CUDA device; ``TORCH_BUILD=any`` installs a torch for it."""
+    install(session, *ALL, groups=("test", "onnx"))
+    session.run("pytest", "-m", "gpu", *session.posargs)
+
+
+@nox.session(default=False)
 def families(session: nox.Session) -> None:
     """Try every family of the installed transformers and write ``docs/reference/families.md``.
 
