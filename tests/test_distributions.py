@@ -171,3 +171,13 @@ def test_links_of_a_description_work_outside_a_clone(folder):
     paths = [re.sub(r"^/(?:blob|tree)/main/", "", link.removeprefix(REPOSITORY)) for link in own]
     assert paths
     assert not [p for p in paths if p not in {"", "/issues"} and not (ROOT / p).exists()]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
+def test_torch_is_required_in_the_range_that_was_run(folder):
+    described = project(folder)["project"]
+    extras = described.get("optional-dependencies", {}).values()
+    wanted = [*described["dependencies"], *(d for extra in extras for d in extra)]
+    stated = [requirement for requirement in wanted if re.match(r"torch\b", requirement)]
+    assert all(re.fullmatch(r"torch>=2\.(6|13),<2\.15", requirement) for requirement in stated)
+    assert bool(stated) is (folder.name in {"vlmkit-torch", "vlmkit-demo", "vlmkit-onnx"})

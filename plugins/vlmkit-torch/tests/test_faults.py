@@ -28,6 +28,9 @@ pytestmark = pytest.mark.torch
 Load = Callable[..., Any]
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 ASSERTION = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable"
+ASSERTIONS = [RuntimeError(ASSERTION)]
+if hasattr(torch, "AcceleratorError"):  # since torch 2.8
+    ASSERTIONS.append(torch.AcceleratorError(ASSERTION))
 
 
 class FailingDecoder:
@@ -98,7 +101,7 @@ def test_a_recurrent_family_is_halved_too(tmp_path: Any) -> None:
     assert short.num_failures == 1
 
 
-@pytest.mark.parametrize("error", [RuntimeError(ASSERTION), torch.AcceleratorError(ASSERTION)])
+@pytest.mark.parametrize("error", ASSERTIONS)
 def test_a_device_error_is_reported_as_a_device_error(
     error: Exception, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
