@@ -54,6 +54,9 @@ def _differences(name: str, found: set[str], expected: set[str]) -> Iterator[str
 def main(built: str) -> None:
     """Print every problem, and exit with 1 if there is one."""
     found = [each for folder in FOLDERS for each in problems(folder, Path(built))]
+    versions = {path.name.split("-")[1] for path in Path(built).glob("*.whl")}
+    if len(versions) != 1:
+        found.append(f"the wheels have different versions: {sorted(versions)}")
     sys.stdout.write("".join(f"{each}\n" for each in found))
     sys.exit(bool(found))
 
