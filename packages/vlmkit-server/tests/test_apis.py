@@ -11,6 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from litestar import Controller, get
+from litestar.response.base import ASGIResponse
 from running_server import eventually, running
 
 from vlmkit.config import read_layers
@@ -274,6 +275,28 @@ def test_the_log_of_an_error_of_the_server_itself_names_no_api(caplog, monkeypat
     assert received.status == 500
     assert "failed: KeyError" in caplog.text
     assert " of api" not in caplog.text
+
+
+class Paged(ChatApi):
+    """An API with a page at the root."""
+
+    def routes(self, _host, /):
+        async def show(exchange, _):
+            """Show a page."""
+            return ASGIResponse(body=b"<!doctype html>", media_type="text/html")
+
+        page = Route(path="/", scope="open", handler=show, answer=bytes, method="GET")
+        return [replace(page, media_type="text/html")]
+
+
+def test_a_page_of_an_api_replaces_the_start_page_and_has_its_media_type_in_the_document():
+    with running(apis={**APIS, "paged": Paged()}) as server:
+        answer = server.get("/", headers={"accept": "text/html"})
+        assert answer.text == "<!doctype html>"
+        described = server.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]["200"]
+        assert [*described["content"]] == ["text/html"]
+    with running() as server:
+        assert "vlmkit" in server.get("/", headers={"accept": "text/html"}).text
 
 
 class Bodiless(ChatApi):

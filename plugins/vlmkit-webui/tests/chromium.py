@@ -4,12 +4,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from page_server import PageServer
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -76,12 +77,14 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def wait(self, is_true: Callable[[], Any]) -> Any:
-        """Wait until something is true, and return it."""
+        """Wait until something is true, and return it; the page may change meanwhile."""
         deadline_s = time.monotonic() + TIMEOUT_S
-        while not (found := is_true()):
+        while True:
+            with suppress(StaleElementReferenceException):
+                if found := is_true():
+                    return found
             assert time.monotonic() < deadline_s, self.text
             time.sleep(0.02)
-        return found
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run a script with arguments, and return its result; it may be that of a promise."""
@@ -105,9 +108,16 @@ class Page:
         return found[-1]
 
     def click(self, name: str, within: str = "") -> None:
-        button = self.named(name, within)
+        button = self.wait(lambda: self.named(name, within))
         self.run("arguments[0].scrollIntoView({block: 'center'})", button)
         button.click()
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of all elements that a selector finds at one moment."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText.trim())"
+        )
+        return list(self.run(script, selector))
 
     def is_connected(self) -> bool:
         """Return whether the page has the models of the server, or asks for a key."""
@@ -142,14 +152,14 @@ class Page:
         self.wait(lambda: not self.is_running)
 
     def answers(self) -> list[str]:
-        return [each.text for each in self.all(".answer > .prose")]
+        return self.texts(".answer > .prose")
 
     def choose(self, *paths: Path) -> None:
         """Choose files by the dialog of the browser."""
         self.find("#chooser").send_keys("\n".join(map(str, paths)))
 
     def files(self) -> list[str]:
-        return [each.text for each in self.all("#files .file-name")]
+        return self.texts("#files .file-name")
 
 
 def script(**fields: Any) -> str:

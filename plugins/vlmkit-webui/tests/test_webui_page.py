@@ -85,7 +85,7 @@ def test_a_document_reaches_the_model_with_all_of_its_pages(page: Page, tmp_path
     answer = page.ask("Read it")
     assert answer.count("image ") == 2
     page.click("Inspect")
-    titles = [each.text for each in page.all("#inspector h3")]
+    titles = page.texts("#inspector h3")
     assert titles == ["two pages.pdf, page 1", "two pages.pdf, page 2"]
 
 
@@ -191,7 +191,7 @@ def test_an_edited_message_is_asked_anew_and_later_ones_are_removed(
     field.send_keys(" of all", Keys.ENTER)
     page.wait(lambda: page.answers() == ["first of all"])
     page.wait_for_end()
-    assert [each.text for each in page.all(".question")] == ["first of all"]
+    assert page.texts(".question") == ["first of all"]
 
 
 def test_what_was_removed_can_be_brought_back(page: Page) -> None:
@@ -215,7 +215,7 @@ def test_escape_leaves_a_message_as_it_was(page: Page) -> None:
     page.ask("first")
     page.click("Edit message")
     page.find(".asked textarea").send_keys(" changed", Keys.ESCAPE)
-    assert [each.text for each in page.all(".question")] == ["first"]
+    assert page.texts(".question") == ["first"]
 
 
 @SIZES
@@ -236,6 +236,19 @@ def test_another_answer_takes_the_place_of_one_or_stands_beside_it(
     assert is_beside == (size == WIDE)
     page.click("Remove this answer")
     assert page.answers() == ["hello"]
+
+
+def test_models_answer_side_by_side(browser: Any, tmp_path: Path) -> None:
+    other = """models=[{model = "mock", aliases = ["other"]}]"""
+    with PageServer(tmp_path, ["--set", other]) as server:
+        page = Page(browser, server, WIDE)
+        page.ask("hello")
+        page.find("#model").send_keys("other")
+        page.click("Another answer beside it")
+        page.wait_for_end()
+        assert page.texts(".answer .model") == ["mock", "other"]
+        page.click("Request as a program", ".answer:last-child")
+        assert '"model": "other"' in page.find("#request").text
 
 
 def test_the_conversation_goes_on_with_the_chosen_answer(page: Page) -> None:
@@ -388,7 +401,7 @@ def test_boxes_that_an_answer_names_are_drawn_in_pixels_of_the_picture(
     ]
     page.ask(script(text=json.dumps(places)))
     page.click("Inspect")
-    named = [each.text for each in page.all("#inspector .places li")]
+    named = page.texts("#inspector .places li")
     assert named == ["a <b>cat</b>50, 20, 150, 80", "nose180, 50"]
     label = "The picture with 2 named places"
     white = [255, 255, 255]
@@ -408,7 +421,7 @@ def test_a_second_picture_needs_no_boxes_and_is_inspected_beside_the_first(
     page.ask("Compare")
     assert page.find(".answer .state").text == ""
     page.click("Inspect")
-    assert [each.text for each in page.all("#inspector h3")] == ["one.png", "two.png"]
+    assert page.texts("#inspector h3") == ["one.png", "two.png"]
     red = pixel(page, "The picture as the model sees it", 0.5, 0.5)
     assert red == [0, 128, 128]
 
@@ -528,6 +541,7 @@ def test_the_key_is_kept_in_memory_and_sent_in_a_header_only(
     page.click("Settings")
     page.click("Forget the API key")
     assert page.find("#locked").is_displayed()
+    assert "hello" not in page.text
     page = Page(browser, keyed)
     assert page.find("#locked").is_displayed()
 

@@ -3,7 +3,7 @@
 import { bitmapOf } from "./files.js";
 import { button, element, visible } from "./dom.js";
 
-const LONGEST = 1400; // pixels of a drawing
+const HEIGHT = 0.6; // of the window, for a drawing
 const STAGES = [
   ["fetch", "Fetch and check"],
   ["decode", "Decode"],
@@ -87,12 +87,12 @@ function drawSeen(canvas, bitmap, transform, page) {
   else paper(context, area, page);
   tileBorders(transform).forEach((tile, index) => {
     const [from, above, to, below] = tile.map((edge) => edge * scale);
-    context.lineWidth = 3;
-    context.strokeStyle = "#ffffffb0";
-    context.strokeRect(from + 1.5, above + 1.5, to - from - 3, below - above - 3);
-    context.lineWidth = 1;
-    context.strokeStyle = COLOURS[index % COLOURS.length];
-    context.strokeRect(from + 1.5, above + 1.5, to - from - 3, below - above - 3);
+    const inset = 1.5 * devicePixelRatio;
+    for (const [width, colour] of [[3, "#ffffffb0"], [1.5, COLOURS[index % COLOURS.length]]]) {
+      context.lineWidth = width * devicePixelRatio;
+      context.strokeStyle = colour;
+      context.strokeRect(from + inset, above + inset, to - from - 2 * inset, below - above - 2 * inset);
+    }
   });
 }
 
@@ -114,23 +114,26 @@ function drawOriginal(canvas, bitmap, places, transform, page) {
   else paper(context, [0, 0, canvas.width, canvas.height], page);
   places.forEach((place, index) => {
     context.strokeStyle = context.fillStyle = COLOURS[index % COLOURS.length];
-    context.lineWidth = 3;
+    context.lineWidth = 2.5 * devicePixelRatio;
     const [x, y] = (place.box ?? place.point).map((edge) => edge * scale);
     if (place.box) {
       const [, , right, bottom] = place.box.map((edge) => edge * scale);
       context.strokeRect(x, y, right - x, bottom - y);
     } else {
       context.beginPath();
-      context.arc(x, y, 6, 0, 2 * Math.PI);
+      context.arc(x, y, 5 * devicePixelRatio, 0, 2 * Math.PI);
       context.fill();
     }
     badge(context, String(index + 1), x, y);
   });
 }
 
-/** Set the size of a canvas for a picture, and return its context. */
+/** Set the size of a canvas to what it can show of a picture here, and return its context. */
 function sized(canvas, width, height) {
-  const scale = Math.min(LONGEST / Math.max(width, height), Math.max(1, 480 / Math.max(width, height)));
+  const { clientWidth } = canvas.parentElement;
+  const room = clientWidth - 2 * parseFloat(getComputedStyle(canvas.parentElement).paddingLeft);
+  const scale = Math.min(room / width, (innerHeight * HEIGHT) / height) * devicePixelRatio;
+  canvas.style.width = `${(width * scale) / devicePixelRatio}px`;
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
   const context = canvas.getContext("2d");
@@ -156,19 +159,20 @@ function paper(context, [x, y, width, height], page) {
   context.fillStyle = "#fafafa";
   context.fillRect(x, y, width, height);
   context.fillStyle = "#52525b";
-  context.font = "20px system-ui, sans-serif";
+  context.font = `${16 * devicePixelRatio}px system-ui, sans-serif`;
   context.textAlign = "center";
   context.fillText(page ? `Page ${page}` : "Not shown by this browser", x + width / 2, y + height / 2, width);
 }
 
 function badge(context, text, x, y) {
-  context.font = "bold 15px system-ui, sans-serif";
-  const width = context.measureText(text).width + 10;
-  const top = Math.max(0, y - 22);
-  context.fillRect(x, top, width, 22);
+  const unit = devicePixelRatio;
+  context.font = `bold ${13 * unit}px system-ui, sans-serif`;
+  const width = context.measureText(text).width + 10 * unit;
+  const top = Math.max(0, y - 19 * unit);
+  context.fillRect(x, top, width, 19 * unit);
   context.fillStyle = "#fff";
   context.textAlign = "left";
-  context.fillText(text, x + 5, top + 16);
+  context.fillText(text, x + 5 * unit, top + 14 * unit);
 }
 
 function seenLabel(transform) {
