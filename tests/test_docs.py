@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import pkgutil
 import re
 import runpy
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
+from openai import OpenAI
 
 import interfaces_page
 import vlmkit
@@ -195,11 +197,12 @@ def served(words, folder):
         process.wait(60)
 
 
-def run_program(program, folder):
+def run_program(program, folder, *arguments, **environment):
     """Run a document's program; return its output."""
     done = subprocess.run(
-        [sys.executable, program],
+        [sys.executable, program, *arguments],
         cwd=folder,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=600,
@@ -260,6 +263,125 @@ def test_the_command_for_a_folder_of_images_writes_a_line_for_each(tmp_path):
     lines = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     files = sorted(f"pictures/{file.name}" for file in source.glob("*.png"))
     assert [line["file"] for line in lines if line["text"]] == files
+
+
+HUB_MODEL = "Qwen/Qwen3-VL-2B-Instruct"
+
+
+def recipe(number, folder, **environment):
+    """Run a program of the page of recipes with the mock as its model; return its output."""
+    program = blocks("docs/how-to/recipes.md", "python")[number]
+    assert HUB_MODEL in program
+    (folder / "recipe.py").write_text(program.replace(HUB_MODEL, "mock"))
+    return run_program("recipe.py", folder, **environment)
+
+
+def pictures_in(folder, *names):
+    folder.mkdir()
+    for name in names:
+        PIL.Image.new("RGB", (80, 60), "red").save(folder / name)
+
+
+@pytest.mark.parametrize("text", ["I see no receipt.", ""])
+def test_the_recipe_for_receipts_writes_json_of_its_schema_whatever_the_model_says(text, tmp_path):
+    pictures_in(tmp_path / "receipts", "a.png", "b.png")
+    (tmp_path / "receipts/broken.png").write_bytes(b"no picture")
+    recipe(0, tmp_path, VLMKIT_ENGINE__TEXT=text)
+    lines = [json.loads(line) for line in (tmp_path / "receipts.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == ["a.png", "b.png"]
+    assert all(re.fullmatch(r"20\d\d-[01]\d-[0-3]\d", line["date"]) for line in lines)
+    assert all(isinstance(line["items"], list) for line in lines)
+
+
+def test_the_recipe_for_receipts_keeps_what_the_model_read(tmp_path):
+    pictures_in(tmp_path / "receipts", "a.png")
+    item = {"name": "bread", "price_cents": 250}
+    read = {"shop": "Corner", "date": "2026-11-28", "total_cents": 300, "items": [item]}
+    recipe(0, tmp_path, VLMKIT_ENGINE__TEXT=json.dumps(read))
+    written = json.loads((tmp_path / "receipts.jsonl").read_text())
+    assert written == {"file": "a.png", **read, "difference_cents": 50}
+
+
+def test_the_recipe_for_captions_writes_only_those_that_are_missing(tmp_path):
+    pictures_in(tmp_path / "pictures", "a.png", "b.png")
+    (tmp_path / "pictures/b.txt").write_text("of before")
+    (tmp_path / "pictures/broken.png").write_bytes(b"no picture")
+    recipe(1, tmp_path, VLMKIT_ENGINE__TEXT="A red wall.")
+    captions = {p.name: p.read_text() for p in (tmp_path / "pictures").glob("*.txt")}
+    assert captions == {"a.txt": "A red wall.\n", "b.txt": "of before"}
+
+
+def run_recipe_with_server(number, folder, config, *arguments):
+    """Run a program of the page of recipes, unchanged except for its port."""
+    (folder / "vlmkit.toml").write_text(
+        f'[[models]]\nmodel = "mock"\nname = "{HUB_MODEL}"\n{config}'
+    )
+    with served(["serve", "--config", "vlmkit.toml"], folder) as url:
+        program = blocks("docs/how-to/recipes.md", "python")[number]
+        (folder / "recipe.py").write_text(program.replace("http://127.0.0.1:8000", url))
+        return run_program("recipe.py", folder, *arguments)
+
+
+def test_the_recipe_for_boxes_draws_them_in_pixels_of_the_picture(tmp_path):
+    PIL.Image.new("RGB", (80, 60), "white").save(tmp_path / "street.png")
+    said = json.dumps([{"bbox_2d": [250, 100, 500, 500], "label": "cat"}])
+    shown = run_recipe_with_server(2, tmp_path, f"engine = {{use = 'mock', text = '{said}'}}")
+    assert shown == "cat [20.0, 6.0, 40.0, 30.0]\n"
+    with PIL.Image.open(tmp_path / "boxes.png") as drawn:
+        assert drawn.getpixel((20, 28)) == (255, 0, 0)
+        assert drawn.getpixel((60, 50)) == (255, 255, 255)
+
+
+AGENT = """
+[models.engine]
+use = "mock"
+
+[[models.engine.replies]]
+to = "Which wall"
+calls = [{name = "list_pictures", arguments = {}}]
+
+[[models.engine.replies]]
+to = "wall.png"
+calls = [{name = "show_picture", arguments = {name = "NAME"}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("wall.png", r"image 1: 80x60 sha256:\w+\s*"),
+        ("../secret.png", r"There is no such picture\.\s*"),
+    ],
+)
+def test_the_agent_of_the_recipes_looks_at_pictures_of_its_folder_alone(name, answer, tmp_path):
+    pictures_in(tmp_path / "pictures", "wall.png")
+    PIL.Image.new("RGB", (8, 6), "blue").save(tmp_path / "secret.png")
+    config = AGENT.replace("NAME", name)
+    shown = run_recipe_with_server(3, tmp_path, config, "Which wall is red?")
+    assert re.fullmatch(answer, shown)
+
+
+def test_the_tests_of_the_page_on_testing_clients_pass_unchanged(tmp_path):
+    (program,) = blocks("docs/how-to/test-a-client.md", "python")
+    (tmp_path / "test_caption.py").write_text(program)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_caption.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_config_of_the_page_on_testing_clients_calls_the_tool(tmp_path):
+    page = "docs/how-to/test-a-client.md"
+    (tmp_path / "vlmkit.toml").write_text(blocks(page, "toml")[0])
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    message = {"role": "user", "content": "What is the weather in Köln?"}
+    assert blocks(page, "console")[1] == "vlmkit serve mock --port 0\n"
+    with served(["serve", "--config", "vlmkit.toml"], tmp_path) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused")
+        answer = client.chat.completions.create(model="mock", messages=[message], tools=[weather])
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Köln"}
 
 
 def test_the_messages_of_the_troubleshooting_page_equal_the_code():

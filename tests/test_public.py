@@ -1,6 +1,7 @@
 """Each package states whether it is public, and plugins need public names only."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,21 @@ OF_THE_SERVER = (
     "vlmkit_server.wire.sampling_fields.",
     "vlmkit_server.wire.tool_fields.",
 )
+FOR_PROGRAMS = {
+    "vlmkit_server.app.create_app",
+    "vlmkit_server.fleet.model_spec.ModelSpec",
+    "vlmkit_server.run.serve",
+}
+"""What a program may use and a plugin need not."""
 MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/audio_plugin/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))
+GUIDES = [page for kind in ("how-to", "tutorial") for page in ROOT.glob(f"docs/{kind}/*.md")]
+PROGRAMS = [
+    (page.name, program)
+    for page in sorted(GUIDES)
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
 
 
 def imports(program):
@@ -51,6 +64,12 @@ def test_our_plugins_import_only_public_names(source):
     assert [name for name in imports(source.read_text()) if not is_public(name)] == []
 
 
+def test_programs_of_guides_import_only_public_names():
+    used = {(page, name) for page, program in PROGRAMS for name in imports(program)}
+    assert ("test-a-client.md", "vlmkit_server.app.create_app") in used
+    assert [each for each in used if not (is_public(each[1]) or each[1] in FOR_PROGRAMS)] == []
+
+
 @pytest.mark.parametrize(
     ("program", "found"),
     [
@@ -72,6 +91,7 @@ def test_the_page_on_stability_names_every_public_package():
     page = (ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`vlmkit.{name}`" in page for name in PACKAGES | MODULES)
     assert all(f"`{name[:-1]}`" in page for name in OF_THE_SERVER)
+    assert all(f"`{name}`" in page for name in FOR_PROGRAMS)
     assert "`vlmkit_testing`" in page
 
 
