@@ -191,7 +191,7 @@ def served(words, folder):
             assert process.poll() is None, text
             assert time.monotonic() < ends_s, text
             time.sleep(0.1)
-        yield re.search(r"listening on (http://\S+)", text)[1]
+        yield re.search(r"listening on (https?://\S+)", text)[1]
     finally:
         process.terminate()
         process.wait(60)
@@ -414,6 +414,69 @@ def test_the_code_of_the_page_on_constraints_runs_unchanged(tmp_path):
     assert is_red in ("yes", "no")
     assert re.fullmatch(r"20\d\d-[01]\d-[0-3]\d", day)
     assert set(nest) <= set("(x)")
+
+
+PUBLIC = "docs/tutorial/public-server.md"
+NOT_RUN = re.compile(r"\*Not run by the\s+tests: [^*]+\*\n\n```console\n(.*?)```", re.DOTALL)
+
+
+def in_shell(block, folder, url=""):
+    """Run a block in a shell, which finds ``vlmkit``; return what it prints."""
+    if url:
+        block = block.replace(":8443", f":{url.rpartition(':')[2]}")
+    define = f"vlmkit() {{ '{sys.executable}' -m vlmkit \"$@\"; }}\n"
+    done = subprocess.run(
+        ["bash", "-c", f"set -e\n{define}{block}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_tutorial_of_a_public_server_runs_every_block_but_three():
+    unrun = NOT_RUN.findall((ROOT / PUBLIC).read_text())
+    assert [block.split()[0] for block in unrun] == ["certbot", "systemctl", "curl"]
+    assert set(unrun) < set(blocks(PUBLIC, "console"))
+
+
+@pytest.mark.posix
+@pytest.mark.torch
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+def test_the_tutorial_of_a_public_server_works_as_written(tmp_path):
+    unrun = NOT_RUN.findall((ROOT / PUBLIC).read_text())
+    run = [block for block in blocks(PUBLIC, "console") if block not in unrun]
+    local, exposed, keys, certificate, check, serve, question, ask, metrics, outside = run
+    with served(local.split()[1:], tmp_path) as url:
+        assert url.startswith("http://127.0.0.1:")
+    with pytest.raises(AssertionError, match="no API key is required"):
+        in_shell(exposed, tmp_path)
+
+    assert "prometheus" in in_shell(keys, tmp_path)
+    in_shell(certificate, tmp_path)
+    config = blocks(PUBLIC, "toml")[0]
+    (tmp_path / "vlmkit.toml").write_text(config.replace("port = 8443", "port = 0"))
+    assert in_shell(f"{check.strip()} 2>&1", tmp_path).startswith("valid: ")
+    (tmp_path / "vlmkit.toml").write_text(config.replace("0.0.0.0", "127.0.0.1"))
+    shutil.copy(ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png", tmp_path)
+    with served(serve.split()[1:], tmp_path) as url:
+        in_shell(question, tmp_path)
+        answer = json.loads(in_shell(ask, tmp_path, url))
+        assert "circle" in answer["choices"][0]["message"]["content"]
+        refused = in_shell(ask.replace("-sS", "-sS --include"), tmp_path, url)
+        assert refused.split()[1] == "429"
+        assert "retry-after: " in refused.lower()
+        assert 'vlmkit_requests_total{model="demo"} 1.0' in in_shell(metrics, tmp_path, url)
+        denied = metrics.replace("prometheus.key", "alice.key")
+        assert "insufficient_permissions" in in_shell(denied, tmp_path, url)
+        assert in_shell(outside, tmp_path, url).split() == ["401", "421"]
+    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
+    assert [line["key_name"] for line in lines][:2] == ["trial", "trial"]
+    assert "401" in (tmp_path / "audit.jsonl").read_text()
 
 
 def run_commands(commands, folder):
