@@ -17,7 +17,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 import interfaces_page
 import vlmkit
@@ -414,6 +414,33 @@ def test_the_code_of_the_page_on_constraints_runs_unchanged(tmp_path):
     assert is_red in ("yes", "no")
     assert re.fullmatch(r"20\d\d-[01]\d-[0-3]\d", day)
     assert set(nest) <= set("(x)")
+
+
+COMPARISON = "docs/explanation/comparison.md"
+
+
+def test_the_comparison_states_what_the_server_refuses(tmp_path):
+    assert "vlmkit answers both with\nstatus 400" in (ROOT / COMPARISON).read_text()
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    with served(["serve", "mock"], tmp_path) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="unused")
+        for part in (video, audio):
+            message = {"role": "user", "content": [part, {"type": "text", "text": "What?"}]}
+            with pytest.raises(BadRequestError):
+                client.chat.completions.create(model="mock", messages=[message])
+
+
+def test_the_comparison_has_the_times_of_pictures_of_the_decision():
+    towers = (DECISIONS / "0035-vision-towers-in-eight-bits.md").read_text()
+    rows = re.findall(r"8 bits, llama.cpp `q8_0` \| (.*)", towers)
+    measured = [tuple(re.findall(r"[\d.]+", row)) for row in rows]
+    page = (ROOT / COMPARISON).read_text()
+    stated = re.findall(
+        r"^\| (?:SmolVLM|Qwen2.5-VL).* \| (.*) \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE
+    )
+    assert len(stated) == 3
+    assert stated == [row[1:3] + row[4:6] for row in measured]
 
 
 PUBLIC = "docs/tutorial/public-server.md"
