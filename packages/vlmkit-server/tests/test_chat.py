@@ -37,6 +37,23 @@ def test_an_answer_has_text_reason_and_usage(server):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 5
 
 
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/responses", {"input": "hello", "messages": None}),
+        ("/v1/messages", {"max_tokens": 9}),
+    ],
+)
+def test_a_stream_asks_proxies_not_to_buffer_or_store_it(server, path, extra):
+    body = chat() | extra | {"stream": True}
+    body = {name: value for name, value in body.items() if value is not None}
+    answer = server.post(body, path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.headers["cache-control"] == "no-cache"
+
+
 def test_a_stream_holds_the_same_text_as_a_whole_answer(server):
     text = scripted(text="né 🙂 end")
     pieces = [chunk.choices[0].delta.content or "" for chunk in ask(server, text, stream=True)]
