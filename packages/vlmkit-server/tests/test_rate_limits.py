@@ -344,6 +344,14 @@ def test_an_invalid_usage_file_is_reported(tmp_path):
         Service({}, ServerSettings(limits=LimitsSettings(usage_file=str(path))))
 
 
+@pytest.mark.parametrize("period", ["day", "month"])
+def test_an_address_can_have_no_limit_of_a_day_or_a_month(period, capsys):
+    limit = f'["requests=60/{period}"]'
+    assert run(["config", "check", "--set", f"server.limits.address={limit}"]) == 2
+    assert "minute or hour" in capsys.readouterr().err
+    assert run(["config", "check", "--set", f"server.limits.key={limit}"]) == 0
+
+
 @pytest.mark.parametrize(
     "limit", ["tokens=1", "tokens=-1/day", "words=1/day", "tokens=1/year", "tokens=1/day\n", ""]
 )

@@ -10,6 +10,7 @@ from running_server import chat, eventually, process, running
 from vlmkit import cli
 from vlmkit.errors import ConfigError
 from vlmkit_server.run import serve
+from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
 
 SECRET, OTHER = "a-key-of-at-least-sixteen-characters", "another-key-that-is-long-enough"
@@ -26,6 +27,25 @@ def test_every_client_needs_the_configured_key():
         assert server.post(chat(), headers=bearer(SECRET)).status_code == 200
         assert server.post(chat(), headers={"x-api-key": SECRET}).status_code == 200
         assert server.get("/healthz").status_code == 200
+
+
+def test_the_configured_key_may_chat_and_embed_and_nothing_else():
+    fleet = FleetSettings(manage=True)
+    with running(api_key=SECRET, fleet=fleet) as server:
+        headers = bearer(SECRET)
+        embeddings = {"model": "mock", "input": "hello"}
+        assert server.post(embeddings, "/v1/embeddings", headers=headers).status_code == 200
+        load = server.post({"model": "mock"}, "/v1/models/load", headers=headers)
+        tokens = {"model": "mock", "token_ids": [104, 105], "sampling_params": {}}
+        generated = server.post(tokens, "/inference/v1/generate", headers=headers)
+        assert load.status_code == 403
+        assert generated.status_code == 404  # no key of this server can have its scope
+
+
+@pytest.mark.parametrize(("length", "is_valid"), [(15, False), (16, True)])
+def test_the_configured_key_has_sixteen_characters_or_more(length, is_valid, capsys):
+    code = cli.run(["config", "check", "--set", f"server.api_key={'k' * length}"])
+    assert (code == 0) is is_valid, capsys.readouterr()
 
 
 @pytest.mark.posix
