@@ -94,8 +94,9 @@ def test_a_reader_of_another_plugin_answers_as_the_plain_weights(
         EngineHost(engine_of(made.plain)),
     )
     for prompt in TEXTS:
-        np.testing.assert_array_equal(
-            found.last_logits(prompt, (30,)), wanted.last_logits(prompt, (30,))
+        # On some CPUs, kernels of unequal alignment differ in the last bits.
+        np.testing.assert_allclose(
+            found.last_logits(prompt, (30,)), wanted.last_logits(prompt, (30,)), rtol=0, atol=1e-5
         )
 
 

@@ -136,6 +136,9 @@ class OrderedAnswers(Generic[T]):
             try:
                 await self._ends.wait(stream)
                 return await stream.aresult()
+            except BaseException:
+                stream.abort()
+                raise
             finally:
                 self._num_answering -= 1
         except EngineFailed:
@@ -158,8 +161,12 @@ class OrderedAnswers(Generic[T]):
 
         while True:
             if not is_restarting(self._runner):
+                future = self._workers.submit(start)
                 try:
-                    return await asyncio.get_running_loop().run_in_executor(self._workers, start)
+                    return await asyncio.wrap_future(future)
+                except asyncio.CancelledError:
+                    future.add_done_callback(_abort)
+                    raise
                 except QueueFull:  # others use the same runner
                     pass
                 except OutOfMemory:
@@ -198,6 +205,12 @@ class AnswerEnds:
                 if is_over and not ended.done():
                     ended.set_result(None)
         self._task = None
+
+
+def _abort(future: "Future[AnswerStream]") -> None:
+    """Abort an answer that started when its request was cancelled already."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().abort()
 
 
 def _num_tokens(result: Result) -> int:
