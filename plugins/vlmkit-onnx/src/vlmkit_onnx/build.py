@@ -59,7 +59,10 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
     _refuse_device(layout, settings)
     session = open_session(layout.decoder.file, settings)
-    longest = _longest(layout, settings, session)
+    inputs = {node.name: node for node in session.get_inputs()}
+    outputs = {node.name: node for node in session.get_outputs()}
+    token_bytes = cached_token_bytes(layout.decoder, inputs, outputs)
+    longest = longest_sequence(layout, settings, token_bytes)
     longest = _independent_length(layout.decoder, session, settings, longest)
     size = CacheSize(settings.max_sequences, longest + 1, device_of(settings))
     decoder = _driver(layout.decoder, session, size)
@@ -183,13 +186,23 @@ def examine_encoder(context: BuildContext) -> str:
     checkpoint = context.files
     if _is_unfetched(checkpoint):
         return ""
+    graph = tower_of(context, settings)
+    if isinstance(graph, str):
+        export_cache.refuse_without_exporter()
+        return " as ".join(filter(None, ["to be exported", graph]))
+    return _description(_stored(graph), graph.file, settings)
+
+
+def tower_of(context: BuildContext, settings: EncoderSettings) -> VisionGraph | str:
+    """Return the vision tower, or the precision in which it is still to be exported."""
+    checkpoint = context.files
     if kind_of(checkpoint) == "safetensors":
         precision = settings.precision or _default_tower_precision(context, settings)
         if not export_cache.finished(checkpoint, export_cache.TOWERS[precision]):
-            export_cache.refuse_without_exporter()
-            return " as ".join(filter(None, ["to be exported", precision]))
-    graph = _tower(context, settings)
-    return _description(_stored(graph), graph.file, settings)
+            return precision or ""
+    elif checkpoint.is_preview:
+        return settings.precision or ""
+    return _tower(context, settings)
 
 
 def _is_unfetched(checkpoint: Checkpoint) -> bool:
@@ -232,10 +245,8 @@ def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
     )
 
 
-def _longest(
-    layout: Layout, settings: EngineSettings, session: onnxruntime.InferenceSession
-) -> int:
-    """Return how many tokens a sequence may have.
+def longest_sequence(layout: Layout, settings: EngineSettings, token_bytes: int) -> int:
+    """Return how many tokens a sequence may have, each with ``token_bytes`` in the cache.
 
     If the memory of all slots is committed at once, they take no more than ``cache_gib``, unless
     settings state the length of a sequence or the size of the cache.
@@ -256,7 +267,7 @@ def _longest(
     if settings.max_sequence_tokens is not None or not commits_at_once:
         return longest
     slot_bytes = int(settings.cache_gib * GIB) // settings.max_sequences
-    room = max(MIN_TOKENS, slot_bytes // cached_token_bytes(layout.decoder, session) - 1)
+    room = max(MIN_TOKENS, slot_bytes // token_bytes - 1)
     if room < longest:
         log.warning(
             "a cache's memory is set aside at once here: sequences have at most %d tokens, not %d; "
@@ -338,13 +349,13 @@ def _open_table(part: TokenTable, decoder: Decoder) -> TableEmbeddings:
     return table
 
 
-def _limits(settings: EngineSettings, decoder: Decoder, longest: int) -> EngineLimits:
-    """Return what the engine can do.
+def cache_capacity(settings: EngineSettings, token_bytes: int, longest: int) -> int:
+    """Return how many tokens the cache holds.
 
     Raises:
         ConfigError: the cache is too small to be of use.
     """
-    token_bytes = max(1, decoder.memory.token_bytes)
+    token_bytes = max(1, token_bytes)
     capacity = settings.cache_tokens or int(settings.cache_gib * GIB) // token_bytes
     capacity = min(capacity, (longest + 1) * settings.max_sequences)
     if capacity < MIN_TOKENS:
@@ -353,6 +364,16 @@ def _limits(settings: EngineSettings, decoder: Decoder, longest: int) -> EngineL
             f"takes {token_bytes} bytes",
             hint="raise engine.cache_gib or engine.cache_tokens",
         )
+    return capacity
+
+
+def _limits(settings: EngineSettings, decoder: Decoder, longest: int) -> EngineLimits:
+    """Return what the engine can do.
+
+    Raises:
+        ConfigError: the cache is too small to be of use.
+    """
+    capacity = cache_capacity(settings, decoder.memory.token_bytes, longest)
     max_rows = min(decoder.spec.max_rows, settings.max_chunk_tokens)
     return EngineLimits(
         vocab_size=decoder.spec.vocab_size,

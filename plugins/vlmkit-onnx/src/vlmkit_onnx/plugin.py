@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, get_args
 
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
@@ -38,6 +39,18 @@ def _examine_encoder(context: BuildContext) -> str:
     from vlmkit_onnx.build import examine_encoder
 
     return examine_encoder(context)
+
+
+def _plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_onnx.memory_plan import plan_engine
+
+    return plan_engine(context, load)
+
+
+def _plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_onnx.memory_plan import plan_encoder
+
+    return plan_encoder(context, load)
 
 
 def _build_export(context: BuildContext) -> Any:
@@ -81,6 +94,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         priority=refusal.priority,
         description="ONNX graphs of three layouts, batched over cache slots; fast on CPUs",
         examine=_examine_engine,
+        plan=_plan_engine,
     )
 
 
@@ -96,6 +110,7 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
         priority=refusal.priority,
         description="the image tower and projector as one ONNX graph",
         examine=_examine_encoder,
+        plan=_plan_encoder,
     )
 
 

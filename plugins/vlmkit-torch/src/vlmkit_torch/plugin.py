@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, KindProviders, Registry
@@ -70,6 +71,18 @@ def _examine_encoder(context: BuildContext) -> str:
     return examine_encoder(context)
 
 
+def _plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_torch.memory_plan import plan_engine
+
+    return plan_engine(context, load)
+
+
+def _plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_torch.memory_plan import plan_encoder
+
+    return plan_encoder(context, load)
+
+
 @hookimpl
 def vlmkit_register_engines(registry: Registry[Any]) -> None:
     """Offer ``engine.use = "torch"``."""
@@ -82,6 +95,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         priority=10,
         description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",
         examine=_examine_engine,
+        plan=_plan_engine,
     )
 
 
@@ -97,6 +111,7 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
         priority=10,
         description="the image tower and projector of any family of transformers",
         examine=_examine_encoder,
+        plan=_plan_encoder,
     )
 
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from vlmkit import __version__
-from vlmkit.cli import ask, chat, config, doctor, models, output, plugins
+from vlmkit.cli import ask, chat, config, doctor, models, output, plan, plugins
 from vlmkit.cli.group import CommandGroup, show_help
 from vlmkit.errors import ConfigError, EngineFailed, UnknownPlugin, VlmkitError
 
@@ -72,6 +72,7 @@ for _command in (
     chat.chat,
     plugins.plugins,
     doctor.doctor,
+    plan.plan,
     config.config,
     models.models,
     show_help,

@@ -23,6 +23,12 @@ def total_bytes() -> int | None:
     return None
 
 
+def resident_bytes() -> int | None:
+    """Return the memory of this process in bytes, mapped files included; None if unknown."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", _read(PROC / "self/status"), re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024
+
+
 def limit_bytes() -> int | None:
     """Return the smallest limit of this process's control groups in bytes; None if unlimited."""
     return min((limit for limit, _ in _limits()), default=None)

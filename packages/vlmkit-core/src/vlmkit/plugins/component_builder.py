@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, VlmkitError
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.one_line import named
@@ -70,6 +71,24 @@ class ComponentBuilder(Providers[T]):
                 f"{type(description).__name__!r}, not text"
             )
         return description
+
+    def plan(
+        self, name: str, settings: Mapping[str, Any], context: BuildContext, load: PlannedLoad
+    ) -> MemoryPlan | None:
+        """Return the memory that a component would take; None if its provider does not say.
+
+        Raises:
+            VlmkitError: an error that :meth:`build` would raise, as far as possible without
+                weights.
+        """
+        provider = self._chosen(name, context)
+        if provider.plan is None:
+            self.check_settings(provider, settings)
+            return None
+        plan = provider.plan
+        found = self._call(provider, lambda given: plan(given, load), settings, context)
+        check_output(found, MemoryPlan, self.who(provider))
+        return found
 
     def previews(self, name: str, context: BuildContext) -> Generator[Checkpoint, None, None]:
         """Yield the previews of a model that its source has before weights are downloaded.

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.interfaces.request_field import RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import SCHEME, scheme_of
@@ -79,6 +80,7 @@ EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("why_not", callable, "a function"),
     ("cannot_serve", callable, "a function"),
     ("examine", _is_function_or_none, "a function"),
+    ("plan", _is_function_or_none, "a function"),
     ("keep", _is_function_or_none, "a function"),
     ("list_models", _is_function_or_none, "a function"),
     ("previews", _is_function_or_none, "a function"),
@@ -114,6 +116,8 @@ class Provider(Generic[T]):
         description: one line for ``vlmkit plugins --json``.
         examine: says in a few words how it would run a model, or raises what ``build`` would; for
             ``vlmkit doctor``. May import heavy libraries; loads no weights.
+        plan: returns how much memory the component would take for a load; for ``vlmkit plan``. It
+            gets what ``build`` gets, and may import heavy libraries; loads no weights.
         keep: writes what ``build`` finds out of a model where later builds find it: into a folder
             that is being made, or for None into the user's cache folder. Says why it cannot.
         list_models: for sources of many models: the references of those that are on this disk.
@@ -144,6 +148,7 @@ class Provider(Generic[T]):
     priority: int | Callable[[Any], int] = 0
     description: str = ""
     examine: Callable[[BuildContext], str] | None = None
+    plan: Callable[[BuildContext, PlannedLoad], MemoryPlan] | None = None
     keep: Callable[[BuildContext, Path | None], str | None] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
     previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None

@@ -16,6 +16,7 @@ import msgspec
 from vlmkit.checkpoints.package import PackagedPath, check_packaged, only, packaged_model
 from vlmkit.deprecated import renamed
 from vlmkit.errors import PluginError
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.interfaces.request_field import Changes, RequestField
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of
@@ -99,6 +100,7 @@ class Registry(ComponentBuilder[T]):
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
         examine: Callable[[BuildContext], str] | None = None,
+        plan: Callable[[BuildContext, PlannedLoad], MemoryPlan] | None = None,
         keep: Callable[[BuildContext, Path | None], str | None] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
         previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None,
@@ -131,6 +133,7 @@ class Registry(ComponentBuilder[T]):
             priority=priority,
             description=description,
             examine=examine,
+            plan=plan,
             keep=keep,
             list_models=list_models,
             previews=previews,

@@ -9,7 +9,6 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.folder.layout import DecoderGraph
 from vlmkit_onnx.sessions.node_types import FLOATS
-from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.slots.memory import SlotMemory, StateShape
 
 MAX_LAYERS = 1024
@@ -69,14 +68,14 @@ def cache_state(graph: DecoderGraph, node: Any) -> StateShape:
     return StateShape((num_heads, 0, width), FLOATS[node.type])
 
 
-def cached_token_bytes(graph: DecoderGraph, session: onnxruntime.InferenceSession) -> int:
-    """Return the bytes that one token takes in the caches of all layers.
+def cached_token_bytes(
+    graph: DecoderGraph, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> int:
+    """Return the bytes that one token takes in the caches of all layers; arguments as above.
 
     Raises:
         CheckpointError: as for the functions above.
     """
-    inputs = {node.name: node for node in session.get_inputs()}
-    outputs = {node.name: node for node in session.get_outputs()}
     pairs = cache_pairs(graph, inputs, outputs)
     return sum(cache_state(graph, inputs[name]).token_bytes for name in pairs)
 

@@ -72,6 +72,12 @@ class RecurrentStates:
         """Drop everything about a sequence."""
         self._kept.pop(sequence, None)
 
+    def num_bytes(self, sequence: SequenceView) -> int:
+        """Return the bytes that are stored for a sequence."""
+        kept = self._kept.get(sequence, {}).values()
+        tensors = [each for layers in kept for state in layers for each in state]
+        return sum(each.numel() * each.itemsize for each in tensors if each is not None)
+
     def clear(self) -> None:
         """Drop everything."""
         self._kept.clear()

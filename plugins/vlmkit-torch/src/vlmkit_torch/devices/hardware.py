@@ -63,12 +63,17 @@ def choose_dtype(settings: ComputeSettings, own: torch.dtype | None) -> torch.dt
     return own
 
 
-def cache_bytes(device: torch.device) -> int:
-    """Return how many bytes a cache may take if settings do not state it."""
+def cache_bytes(device: torch.device, more_bytes: int = 0) -> int:
+    """Return how many bytes a cache may take if settings do not state it.
+
+    Args:
+        device: that stores it.
+        more_bytes: bytes that will be allocated there before.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * FREE_FRACTION)
+        return int((torch.cuda.mem_get_info(device)[0] - more_bytes) * FREE_FRACTION)
     if device.type == "mps":
-        used = torch.mps.driver_allocated_memory()
+        used = torch.mps.driver_allocated_memory() + more_bytes
         return int(max(GIB, torch.mps.recommended_max_memory() - used) * FREE_FRACTION / 2)
     return sizing.CACHE_BYTES
 

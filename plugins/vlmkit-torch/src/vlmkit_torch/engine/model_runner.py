@@ -27,6 +27,7 @@ class ModelRunner:
 
     Attributes:
         states: what is known of the prompt of each sequence that was computed.
+        recurrent: states of recurrent layers; None for other models.
 
     Args:
         views: of the model.
@@ -52,7 +53,7 @@ class ModelRunner:
         self._batcher = batcher
         self._context = context
         self._cross_attention = cross_attention
-        self._recurrent = recurrent
+        self.recurrent = recurrent
         self._non_finite = non_finite
         self._step_size = StepSize(context.cache.device)
         self._packing: Packing | None = None
@@ -88,15 +89,15 @@ class ModelRunner:
     def forget(self, sequence: SequenceView) -> None:
         """Drop everything about a sequence."""
         self.states.pop(sequence, None)
-        if self._recurrent is not None:
-            self._recurrent.forget(sequence)
+        if self.recurrent is not None:
+            self.recurrent.forget(sequence)
         if self._packing is not None:
             self._packing.count_sequence()
 
     def clear(self) -> None:
         """Drop all states."""
-        if self._recurrent is not None:
-            self._recurrent.clear()
+        if self.recurrent is not None:
+            self.recurrent.clear()
         self.states.clear()
         self._packing = None
 
@@ -118,7 +119,7 @@ class ModelRunner:
         """
         decodes = sorted(filter(_is_decode, items), key=lambda item: item.stop)
         chunks = [item for item in items if not _is_decode(item)]
-        if self._recurrent is None:
+        if self.recurrent is None:
             return [[*decodes, *chunks]]
         return [decodes, *([chunk] for chunk in chunks)] if decodes else [[c] for c in chunks]
 
@@ -127,15 +128,15 @@ class ModelRunner:
         batch = self._batcher.build(items, self.states)
         arguments = batch.arguments
         owners, starts = [item.sequence for item in items], [item.start for item in items]
-        if self._recurrent is not None:
-            self._recurrent.load(owners, starts)
+        if self.recurrent is not None:
+            self.recurrent.load(owners, starts)
             if len(items) > 1:  # [1, batch] to [batch, 1], positions with axes likewise
                 arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
         hidden = self._decode(arguments, batch)
         if batch.cross_attention is not None:
             batch.cross_attention.finish()
-        if self._recurrent is not None:
-            self._recurrent.save(owners, starts, [item.stop for item in items])
+        if self.recurrent is not None:
+            self.recurrent.save(owners, starts, [item.stop for item in items])
         hidden = hidden.reshape(-1, hidden.shape[-1])
         if self._non_finite is not None:
             self._non_finite.record(hidden, batch.marks)
@@ -149,7 +150,7 @@ class ModelRunner:
         self._context.step = batch.step
         if self._cross_attention is not None:
             self._cross_attention.step = batch.cross_attention
-        cache = None if self._recurrent is None else self._recurrent.cache
+        cache = None if self.recurrent is None else self.recurrent.cache
         try:
             hidden: torch.Tensor = self._views.decoder(
                 **arguments, attention_mask=None, past_key_values=cache, use_cache=False

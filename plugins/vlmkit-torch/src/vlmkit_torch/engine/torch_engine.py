@@ -54,6 +54,10 @@ class TorchEngine:
         views: of that model.
         settings: sizes and switches.
         choice: the attention backends; None means that of this plugin.
+
+    Attributes:
+        needs: what the model stores.
+        num_image_rows: rows of images that are stored for cross-attention.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class TorchEngine:
         functions = {} if cross_attention is None else cross_attention.functions
         bind(views.decoder, context, kinds, functions)
         needs = capacity.probe(views, context, recurrent, device, cross_attention)
+        self.needs = needs
         num_rows, available = 0, capacity.available_bytes(settings, loaded)
         if spec is not None:
             num_rows = capacity.image_rows(settings, needs, available, spec.max_image_rows)
@@ -84,6 +89,7 @@ class TorchEngine:
             can_rewind=recurrent is None,
             num_image_rows=num_rows,
         )
+        self.num_image_rows = num_rows
         num_blocks = self._limits.capacity_tokens // block_tokens
         shares = self._limits.prefix_block_tokens > 0
         pool = BlockPool(num_blocks, block_tokens, shares_prefixes=shares)
@@ -117,6 +123,16 @@ class TorchEngine:
     def limits(self) -> EngineLimits:
         """What this engine can do; constant."""
         return self._limits
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state of fixed size."""
+        return self._runner.recurrent is not None
+
+    def state_bytes(self, sequence: SequenceView) -> int:
+        """Return the bytes of the recurrent states of an admitted sequence."""
+        recurrent = self._runner.recurrent
+        return 0 if recurrent is None else recurrent.num_bytes(sequence)
 
     @property
     def num_free_tokens(self) -> int:

@@ -68,7 +68,7 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
         return loaded[0]
     name = sizing.settings_of(context).weights
     reader = reader_of(context, name)
-    config, device, dtype, cache_bytes = _plan(context, reader)
+    config, device, dtype, cache_bytes = load_plan(context, reader)
     for entry in loaded:
         if (entry.device, entry.dtype, entry.weights) == (device, dtype, name):
             return entry
@@ -91,7 +91,7 @@ def examine(context: BuildContext) -> str:
         PluginError: no plugin provides the reader, or none can read the weights.
     """
     reader = reader_of(context, sizing.settings_of(context).weights)
-    config, device, dtype, _ = _plan(context, reader)
+    config, device, dtype, _ = load_plan(context, reader)
     auto_class(context.files, config)
     found = [str(dtype).removeprefix("torch."), str(device)]
     return ", ".join([*found, reader.who] if reader is not None else found)
@@ -104,7 +104,7 @@ def examine_encoder(context: BuildContext) -> str:
     return f"with the engine's copy, or {own}" if sizing.is_auto(settings) else own
 
 
-def _plan(
+def load_plan(
     context: BuildContext, reader: Reader | None
 ) -> tuple[PretrainedConfig, torch.device, torch.dtype, int | None]:
     """Return a model's configuration, device, precision and bytes of the cache.

@@ -18,7 +18,7 @@ import transformers
 
 from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, VlmkitError
 from vlmkit.interfaces.features import MediaFeatures
-from vlmkit.interfaces.prompt import MediaSlot
+from vlmkit.interfaces.prompt import Array, MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.registry import BuildContext
@@ -30,6 +30,8 @@ from vlmkit_torch.model.merging import base_of
 from vlmkit_torch.settings import EncoderSettings
 
 log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 
 class TorchVisionEncoder:
@@ -132,7 +134,7 @@ class TorchVisionEncoder:
         names = [name for name in slots[0].inputs if name in self._names]
         device, dtype = self._loaded.device, self._loaded.dtype
         return {
-            name: torch.cat([to_tensor(slot.inputs[name], device, dtype) for slot in slots])
+            name: torch.cat([_placed(slot.inputs[name], device, dtype) for slot in slots])
             for name in names
         }
 
@@ -187,13 +189,22 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     loaded = shared_model(context, for_engine=False)
+    return encoder_of(loaded, context.files, settings.max_batch_images)
+
+
+def encoder_of(loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> TorchVisionEncoder:
+    """Return an encoder that uses a model.
+
+    Raises:
+        CheckpointError: the model has no image tower that can run alone.
+    """
     if (spec := cross_attention_spec(loaded.model)) is not None:
-        return CrossAttentionEncoder(loaded, context.files, settings.max_batch_images, spec)
+        return CrossAttentionEncoder(loaded, files, max_batch_images, spec)
     if not hasattr(base_of(loaded.model), "get_image_features"):
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"
         )
-    return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
+    return TorchVisionEncoder(loaded, files, max_batch_images)
 
 
 # Arrays that cannot be joined with those of other images: indices that count from the first row of
@@ -236,6 +247,16 @@ def _layers(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
     parts = [value] if isinstance(value, torch.Tensor) else list(value)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _placed(array: Array, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return an array on a device; of a model without numbers, only pixels have none either.
+
+    Sizes of images keep their numbers, because shapes follow from them.
+    """
+    if device.type == "meta" and not (tensor := to_tensor(array, CPU)).is_floating_point():
+        return tensor
+    return to_tensor(array, device, dtype)
 
 
 def _features(layers: dict[str, torch.Tensor]) -> MediaFeatures:

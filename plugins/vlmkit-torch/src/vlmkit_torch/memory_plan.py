@@ -1,0 +1,198 @@
+"""Plans the memory of engine and encoder: the same objects as at load, on the device ``meta``.
+
+The engine is built of a model without numbers, so its cache has the sizes that it has at load. A
+step of that engine shows what a step takes. No weight is read.
+"""
+
+import copy
+import logging
+from collections.abc import Iterator, Sequence as Seq
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx.experimental import _config as fx_config
+
+from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_torch.attention.choice import BackendChoice
+from vlmkit_torch.devices import hardware
+from vlmkit_torch.engine.torch_engine import TorchEngine
+from vlmkit_torch.loading.reader_choice import reader_of
+from vlmkit_torch.loading.reading import auto_class
+from vlmkit_torch.loading.weights import LoadedModel, load_plan
+from vlmkit_torch.model.views import Views
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
+from vlmkit_torch.support import sizing
+from vlmkit_torch.support.peak_memory import META, PeakMemory
+from vlmkit_torch.vision.encoder import encoder_of
+
+log = logging.getLogger(__name__)
+
+KERNEL_BYTES = 28 * 2**20  # code and buffers of kernels, and what checks at load leave; measured
+INPUT_FACTOR = 16  # memory of an image tower, relative to its pixels; measured on twenty families
+MODULES = ("vlmkit_torch.engine.torch_engine", "vlmkit_torch.vision.encoder")
+
+
+def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    """Return the memory of the engine, with the encoder's weights if it shares them.
+
+    Raises:
+        CheckpointError: the model is not supported, or does not fit into memory.
+        ConfigError: the device is absent, or the cache is too small to be of use.
+    """
+    settings: EngineSettings = context.settings or EngineSettings()
+    model, device, need, cache_bytes = _model(context)
+    if cache_bytes is None:
+        cache_bytes = max(0, hardware.cache_bytes(device, need.num_bytes))
+    loaded = LoadedModel(model, cache_bytes=cache_bytes)
+    choice = BackendChoice(context, settings.attention)
+    choice.refuse_absent()
+    with torch.no_grad():
+        engine = TorchEngine(loaded, Views(model), settings)
+        step, state_bytes = _step(engine, load)
+    needs = [need, _cache(engine, load, device)]
+    if engine.num_image_rows:
+        num_bytes = engine.num_image_rows * engine.needs.image_row_bytes
+        needs.append(MemoryNeed(name="image rows for cross-attention", num_bytes=num_bytes))
+    if state_bytes:
+        detail = f"{state_bytes:,} bytes per sequence"
+        needs.append(
+            MemoryNeed(
+                name="recurrent state",
+                num_bytes=state_bytes * load.num_sequences,
+                detail=detail,
+                sequence_bytes=state_bytes,
+            )
+        )
+    if device.type == "cpu":
+        needs.append(MemoryNeed(name="kernels and checks", num_bytes=KERNEL_BYTES))
+    return MemoryPlan(
+        needs=(*needs, step),
+        device=str(device),
+        precision=str(model.dtype).removeprefix("torch."),
+        limits=engine.limits,
+        modules=(*MODULES, type(model).__module__),
+    )
+
+
+def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    """Return the memory of the encoder; it has weights of its own if it shares none.
+
+    Raises:
+        CheckpointError: the model is not supported, or does not fit into memory.
+        ConfigError: the device is absent.
+    """
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    model, device, weights, _ = _model(context)
+    name = context.components.get("engine", ("", {}))[0]
+    is_shared = name.rpartition("/")[2].rpartition(":")[2] == "torch" and sizing.is_auto(settings)
+    needs = [] if is_shared else [weights]
+    if load.slots:
+        num = min(settings.max_batch_images, load.num_sequences)
+        needs.append(_tower(context, model, list(load.slots) * num))
+    return MemoryPlan(
+        needs=tuple(needs),
+        device=str(device),
+        precision=str(model.dtype).removeprefix("torch."),
+        modules=(*MODULES, type(model).__module__),
+        is_shared=is_shared,
+    )
+
+
+def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | None]:
+    """Return the model without numbers, its device, the bytes of its weights and of its cache."""
+    reader = reader_of(context, sizing.settings_of(context).weights)
+    config, device, dtype, cache_bytes = load_plan(context, reader)
+    auto = auto_class(context.files, config)
+    with META:
+        model = auto.from_config(copy.deepcopy(config), dtype=dtype).eval()
+    tensors = [*model.parameters(), *model.buffers()]
+    num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    if reader is not None:
+        num_bytes = sizing.weight_bytes(context.files, str(dtype).removeprefix("torch."))
+    num = sum(weight.numel() for weight in model.parameters())
+    detail = f"{str(dtype).removeprefix('torch.')}, {num:,} parameters"
+    weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
+    return model, device, weights, cache_bytes
+
+
+def _cache(engine: TorchEngine, load: PlannedLoad, device: torch.device) -> MemoryNeed:
+    """Return the memory of keys and values: on a CPU, only written tokens are resident."""
+    token_bytes, limits = engine.needs.token_bytes, engine.limits
+    context = min(load.context_tokens or limits.max_sequence_tokens, limits.max_sequence_tokens)
+    num_tokens = min(context * load.num_sequences, limits.capacity_tokens)
+    detail = f"{token_bytes:,} bytes per token, {num_tokens:,} tokens"
+    if device.type != "cpu":
+        num_tokens = limits.capacity_tokens
+        detail = f"{token_bytes:,} bytes per token, {num_tokens:,} tokens, allocated at once"
+    return MemoryNeed(
+        name="KV cache",
+        num_bytes=num_tokens * token_bytes,
+        detail=detail,
+        token_bytes=token_bytes,
+    )
+
+
+def _step(engine: TorchEngine, load: PlannedLoad) -> tuple[MemoryNeed, int]:
+    """Return the memory of the largest step, and the bytes of a sequence's recurrent state."""
+    limits = engine.limits
+    context = min(load.context_tokens or limits.max_sequence_tokens, limits.max_sequence_tokens)
+    chunk = min(load.max_step_tokens, limits.max_chunk_tokens, context - 1)
+    num = max(1, min(load.num_sequences, limits.max_sequences, limits.capacity_tokens // context))
+    sequences = list(_admitted(engine, context - 1, num))
+    first, start = sequences[0], context - 1 - chunk
+    if engine.is_recurrent:  # which needs the state before its first token
+        start = 0
+    with PeakMemory() as prefill:
+        engine.forward([WorkItem(first, start, chunk, num_rows=1)])
+    state_bytes = engine.state_bytes(first)
+    peak_bytes = prefill.peak_bytes
+    if not engine.is_recurrent:
+        for sequence in sequences:
+            sequence.output_ids.append(0)
+        with PeakMemory() as decode:
+            engine.forward([WorkItem(each, context - 1, 1, num_rows=1) for each in sequences])
+        peak_bytes = max(peak_bytes, decode.peak_bytes)
+    for sequence in sequences:
+        engine.release(sequence)
+    detail = f"{chunk:,} tokens of a prompt, or one of each of {num}"
+    step = MemoryNeed(name="largest step", num_bytes=peak_bytes, detail=detail, is_temporary=True)
+    return step, state_bytes
+
+
+def _admitted(engine: TorchEngine, num_tokens: int, num: int) -> Iterator[Sequence]:
+    for number in range(num):
+        prompt = Prompt((0,) * num_tokens)
+        sequence = Sequence(
+            f"plan {number}",
+            prompt,
+            SamplingParams(),
+            scope=str(number).encode(),
+            plan=engine.read(prompt),
+        )
+        if engine.admit(sequence) is None:
+            return
+        yield sequence
+
+
+def _tower(context: BuildContext, model: Any, slots: Seq[MediaSlot]) -> MemoryNeed:
+    """Return the memory of one call of the image tower, with its inputs and features."""
+    name, detail = "largest image batch", f"{len(slots)} at once"
+    try:
+        all_nonzero = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+        with torch.no_grad(), all_nonzero:
+            encoder = encoder_of(LoadedModel(model), context.files, len(slots))
+            with PeakMemory() as memory:
+                encoder.encode(slots)
+    except Exception as error:  # noqa: BLE001 - a family's code asks for numbers in its own way
+        log.info("the image tower is not computed without numbers: %s", type(error).__name__)
+        arrays = [array for slot in slots for array in slot.inputs.values()]
+        num_bytes = INPUT_FACTOR * sum(prod(array.shape) * model.dtype.itemsize for array in arrays)
+        detail += ", estimated by their pixels"
+        return MemoryNeed(name=name, num_bytes=num_bytes, detail=detail, is_temporary=True)
+    return MemoryNeed(name=name, num_bytes=memory.peak_bytes, detail=detail, is_temporary=True)
