@@ -326,3 +326,34 @@ def test_a_pull_without_the_hub_is_an_error(
     assert refused.returncode == 1
     assert "the hub cannot be asked for the newest commit of model 'org/m'" in refused.stderr
     assert "fetched in" not in refused.stderr
+
+
+@pytest.mark.torch
+def test_the_memory_of_a_hubs_model_is_planned_from_less_than_a_megabyte(
+    hub: StubHub, run: Run
+) -> None:
+    hub.add("org/large", main=large_model(LLAMA))
+    load = ("--context", "4096", "--sequences", "2", "--memory", "64G")
+    done = run("plan", "org/large", "--json", *load, "--set", "engine.use=torch")
+    assert done.returncode == 0, done.stderr
+    assert hub.num_sent_bytes < 1_000_000
+    report = json.loads(done.stdout)
+    needs = {each["name"]: each["num_bytes"] for each in report["needs"]}
+    num_parameters = 6_738_415_616  # of a Llama with 7 billion
+    assert needs["weights"] in (
+        pytest.approx(2 * num_parameters, rel=1e-6),
+        pytest.approx(4 * num_parameters, rel=1e-6),
+    )
+    item_bytes = 2 if needs["weights"] < 3 * num_parameters else 4
+    assert needs["KV cache"] == 2 * 4096 * (2 * 32 * 4096 * item_bytes)
+    assert report["fit"]["fits"]
+    assert run("models", "list", "--json").stdout.count("org/large") == 0
+
+
+@pytest.mark.torch
+def test_an_unsupported_model_is_not_planned(hub: StubHub, run: Run) -> None:
+    hub.add("org/large", main=large_model(MAMBA))
+    done = run("plan", "org/large")
+    assert done.returncode == 1
+    assert "Mamba" in done.stderr
+    assert hub.num_sent_bytes < 1_000_000

@@ -26,6 +26,7 @@ from vlmkit_onnx.slots.memory import CPU
 
 MODULES = ("onnxruntime", "vlmkit_onnx.build", "vlmkit_onnx.decoders.slots_decoder")
 FLOAT_BYTES = 4  # activations of graphs for CPUs are float32
+ARENA = 1.15  # memory that ONNX Runtime takes beside tensors, relative to them; measured
 HIDDEN_ROWS = 8  # rows of the hidden size that are alive in a layer, for each token
 INNER_ROWS = 3  # rows of the feed-forward size
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8a8": 1.0, "int8": 1.0, "int4": 0.56, "q4": 0.56}
@@ -181,11 +182,11 @@ def _images(checkpoint: Checkpoint, settings: EncoderSettings, load: PlannedLoad
     tower = _vision_config(checkpoint)
     pixels = [array for slot in load.slots for array in slot.inputs.values()]
     largest = max(pixels, key=lambda array: prod(array.shape))
-    num_pictures = min(settings.max_batch_images, load.num_sequences * _num_pictures(largest))
+    num_pictures = min(settings.max_batch_images, max(load.num_sequences, _num_pictures(largest)))
     patches = _num_patches(largest, tower.get("patch_size") or 14)
     per_patch = HIDDEN_ROWS * tower["hidden_size"] + INNER_ROWS * tower["intermediate_size"]
     scores = tower["num_attention_heads"] * patches
-    num_bytes = num_pictures * patches * (per_patch + scores) * FLOAT_BYTES
+    num_bytes = int(ARENA * num_pictures * patches * (per_patch + scores)) * FLOAT_BYTES
     return MemoryNeed(
         name="largest image batch",
         num_bytes=num_bytes + num_pictures * prod(largest.shape) * FLOAT_BYTES,

@@ -19,6 +19,7 @@ from vlmkit.assembly.load import choose, examination_errors
 from vlmkit.config import Config, ModelEntry
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import registry_of
+from vlmkit.errors import ImageError
 from vlmkit.image_files.decode_cost import COSTS, decode_cost
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
@@ -28,6 +29,7 @@ from vlmkit.kit import memory
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.image import Image
@@ -141,7 +143,7 @@ def memory_report(
     )
     slots: tuple[MediaSlot, ...] = ()
     if request.image_size is not None and not checkpoint.is_preview:
-        slots = _slots(choice, plugins, context, request.image_size)
+        slots = _slots(choice, plugins, context, request.image_size, config.pipeline.images)
     load = PlannedLoad(
         context_tokens=request.context_tokens,
         num_sequences=request.num_sequences,
@@ -210,12 +212,18 @@ def _slots(
     plugins: Plugins,
     context: BuildContext,
     size: tuple[int, int],
+    limits: ImageLimits,
 ) -> tuple[MediaSlot, ...]:
     """Return an image of a size as the tokenizer prepares it.
 
     Raises:
         RequestError: the model takes no image, or not of this size.
     """
+    if size[0] * size[1] > limits.max_pixels:
+        raise ImageError(
+            f"an image of {size[0]}x{size[1]} is over {limits.max_pixels} pixels",
+            hint="raise pipeline.images.max_pixels, or plan for a smaller one",
+        )
     name, settings = choice["tokenizer"]
     tokenizer: Tokenizer = registry_of(plugins, "tokenizer").build(name, settings, context)
     image = Image.open(np.zeros((size[1], size[0], 3), np.uint8))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -70,7 +71,10 @@ class ImageSize(click.ParamType[tuple[int, int]]):
     "--image", "image_size", type=ImageSize(), help="Size of the image of each request, in pixels."
 )
 @click.option(
-    "--memory", "memory_bytes", type=ByteSize(), help="Memory that is there, such as 16G."
+    "--memory",
+    "memory_bytes",
+    type=ByteSize(),
+    help="Memory of the machine, such as 16G; this one's is not considered then.",
 )
 @options.as_json
 @options.configured
@@ -95,23 +99,23 @@ def plan(
     from vlmkit.assembly.memory_report import Request
     from vlmkit.assembly.sources import inspected
     from vlmkit.cli.loading import wanted
+    from vlmkit.kit.memory import of_another_machine
 
     target = wanted(model, config_file, assignments)
     request = Request(context_tokens, num_sequences, image_size)
-    report = inspected(
-        target.entry.model,
-        target.plugins,
-        target.entry.revision,
-        inspect=partial(
-            _report,
-            entry=target.entry,
-            config=target.config,
-            plugins=target.plugins,
-            request=request,
-            memory_bytes=memory_bytes,
-        ),
-        is_final=lambda _: True,
+    inspect = partial(
+        _report,
+        entry=target.entry,
+        config=target.config,
+        plugins=target.plugins,
+        request=request,
+        memory_bytes=memory_bytes,
     )
+    model, revision = target.entry.model, target.entry.revision
+    with nullcontext() if memory_bytes is None else of_another_machine():
+        report = inspected(
+            model, target.plugins, revision, inspect=inspect, is_final=lambda _: True
+        )
     if as_json:
         output.json(report)
     else:

@@ -9,8 +9,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
+_IS_ELSEWHERE: ContextVar[bool] = ContextVar("vlmkit.memory.is_elsewhere", default=False)
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # of memory.stat
 
@@ -21,6 +23,16 @@ def total_bytes() -> int | None:
         with contextlib.suppress(ValueError, OSError):
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
+
+
+@contextlib.contextmanager
+def of_another_machine() -> Iterator[None]:
+    """Plan for another machine in this context: nothing is refused for the memory of this one."""
+    token = _IS_ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _IS_ELSEWHERE.reset(token)
 
 
 def resident_bytes() -> int | None:
@@ -37,8 +49,11 @@ def limit_bytes() -> int | None:
 def available_bytes() -> int | None:
     """Return the bytes that can be allocated without swapping; None if unknown.
 
-    File caches count as available: the system drops them when memory is needed.
+    File caches count as available: the system drops them when memory is needed. Inside of
+    :func:`of_another_machine` it is unknown.
     """
+    if _IS_ELSEWHERE.get():
+        return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(PROC / "meminfo"), re.MULTILINE)
     if found is None:
         return None

@@ -5,23 +5,56 @@ they report when they are freed. Memory that a kernel takes inside of itself is 
 """
 
 import weakref
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 META = torch.device("meta")
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+QKV = ("query", "key", "value")
 ITEM = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - of Tensor.item
+TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 - of Tensor.to
+SPLIT = torch.ops.aten.split_with_sizes.default
+COPY = torch.ops.aten.copy_.default
+EQUAL = torch.ops.aten.equal.default
 INDEX = torch.ops.aten.index.Tensor
+
+
+@contextmanager
+def peak_memory() -> "Iterator[PeakMemory]":
+    """Yield what tracks the computations of this context."""
+    with FusedAttention(), PeakMemory() as memory:
+        yield memory
+
+
+class FusedAttention(TorchFunctionMode):
+    """Computes attention as the kernels of devices do: without a matrix of all scores."""
+
+    def __torch_function__(
+        self,
+        function: Any,
+        _: Seq[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function; of attention, return a tensor of its shape."""
+        kwargs = kwargs or {}
+        if function is not ATTENTION:
+            return function(*args, **kwargs)
+        query, _, value = (args + tuple(kwargs.get(name) for name in QKV[len(args) :]))[:3]
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the bytes of tensors that are created inside of this context.
 
     Arrays of the host that meet tensors of ``meta`` are moved there, as a device would get them. A
-    number that the code asks for is 1, and a mask selects everything.
+    number that the code asks for is 1, tensors are equal, and a mask selects everything.
 
     Attributes:
         peak_bytes: the most bytes at once.
@@ -45,11 +78,13 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         for tensor in given:
             self._add(tensor, is_new=False)
-        if function is ITEM and given[0].is_meta:
-            return torch.ones((), dtype=given[0].dtype).item()
+        if given and given[-1].is_meta and (made := _without_numbers(function, given, kwargs)):
+            return made[0]
         if len({tensor.is_meta for tensor in given}) > 1:
             place = _on_host if function is INDEX and not given[0].is_meta else _on_meta
             args, kwargs = tree_map(place, (args, kwargs))
+        if function is SPLIT and given[0].is_meta:
+            args = (args[0], _sizes(args[0], *args[1:]), *args[2:])
         created = function(*args, **kwargs)
         for tensor in tree_leaves(created):
             if isinstance(tensor, torch.Tensor):
@@ -69,6 +104,31 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _remove(self, key: int) -> None:
         self._num_bytes -= self._live.pop(key, 0)
+
+
+def _without_numbers(
+    function: Any, given: Seq[torch.Tensor], options: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the result of an operation that needs numbers where there are none; else nothing."""
+    source = given[-1]
+    if function is ITEM:
+        return (torch.ones((), dtype=source.dtype).item(),)
+    if function is TO_COPY and torch.device(options.get("device") or META).type != "meta":
+        return (torch.ones(source.shape, dtype=options.get("dtype") or source.dtype),)
+    if function is EQUAL:
+        return (True,)
+    if function is COPY and not given[0].is_meta:
+        return (given[0].fill_(1),)
+    return ()
+
+
+def _sizes(source: torch.Tensor, stated: Seq[int], axis: int = 0) -> list[int]:
+    """Return sizes that add up to an axis: those stated, or as many equal ones."""
+    num = source.shape[axis]
+    if sum(stated) == num:
+        return list(stated)
+    each, more = divmod(num, len(stated))
+    return [each + (index < more) for index in range(len(stated))]
 
 
 def _on_host(value: Any) -> Any:
