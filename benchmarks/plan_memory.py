@@ -17,6 +17,7 @@ import re
 import string
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 960])
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--image", default="336x224")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/plan-models"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "plan-models")
     args = parser.parse_args()
     size = tuple(map(int, args.image.split("x")))
     rows = []
