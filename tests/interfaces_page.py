@@ -53,7 +53,7 @@ Nothing needs to be inherited but `Observer` and `Monitor`, to leave out what is
 OF_KINDS = {
     "tokenizer": ("interfaces.tokenizer", "interfaces.reader"),
     "media_encoder": ("interfaces.media_encoder", "interfaces.features"),
-    "engine": ("interfaces.engine", "interfaces.view"),
+    "engine": ("interfaces.engine", "interfaces.view", "interfaces.memory_plan"),
     "scheduler": ("interfaces.scheduler", "interfaces.step"),
     "sampler": ("interfaces.sampler",),
     "proposer": ("interfaces.proposer",),
