@@ -47,7 +47,8 @@ def image(tmp_path_factory):
     engine = builder()
     if engine is None or shutil.which("bwrap") is None:
         pytest.skip("needs Docker or Podman, and bubblewrap")
-    options = shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
+    options = ["--format", "docker"] if engine == "podman" else []  # which has HEALTHCHECK
+    options += shlex.split(os.environ.get("IMAGE_BUILD_OPTIONS", ""))
     if base := os.environ.get("IMAGE_BASE"):
         options += ["--build-arg", f"BASE={base}"]
     run(engine, "build", *options, "--file", "deploy/Dockerfile", "--tag", "vlmkit:tested", ".")
@@ -61,7 +62,8 @@ def image(tmp_path_factory):
     files.mkdir()
     run("tar", "--extract", "--file", str(archive), "--directory", str(files), "--exclude=dev/*")
     archive.unlink()
-    return Image(files, described["Config"], folder)
+    health = described["Config"].get("Healthcheck") or described["Healthcheck"]
+    return Image(files, described["Config"] | {"Healthcheck": health}, folder)
 
 
 class Image:

@@ -190,7 +190,7 @@ def test_hints_of_an_index_install_name_the_index(made: Make, wheels: Path) -> N
 def test_hints_of_a_wheel_install_name_the_folder_of_wheels(made: Make, wheels: Path) -> None:
     environment = made()
     (wheel,) = wheels.glob("vlmkit-0*.whl")
-    environment.run(f"pip install {wheel}")
+    environment.run(f"pip install --find-links {wheels} {wheel}")
     command = told_command(environment.vlmkit(*NO_MODEL))
 
     assert command == f"pip install --find-links {wheels} vlmkit-demo"
