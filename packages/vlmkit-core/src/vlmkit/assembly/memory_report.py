@@ -37,7 +37,7 @@ from vlmkit.types.message import ImagePart, Message
 
 SERVER = "vlmkit_server.run"
 PROCESS = "process"
-RUN_BYTES = 36 * 2**20  # threads, connections and buffers of a running server; measured
+RUN_BYTES = 36 * 2**20  # threads, connections and buffers of a running server; fitted to peaks
 FLOAT_BYTES = 4
 CPU = "cpu"
 PLANNED = ("engine", "media_encoder")
