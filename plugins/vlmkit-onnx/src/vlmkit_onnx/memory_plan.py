@@ -26,7 +26,9 @@ from vlmkit_onnx.slots.memory import CPU
 
 MODULES = ("onnxruntime", "vlmkit_onnx.build", "vlmkit_onnx.decoders.slots_decoder")
 FLOAT_BYTES = 4  # activations of graphs for CPUs are float32
-ARENA = 1.15  # tensors, and what ONNX Runtime takes beside them, relative to tensors; fitted to peaks
+ARENA = (
+    1.15  # tensors, and what ONNX Runtime takes beside them, relative to tensors; fitted to peaks
+)
 HIDDEN_ROWS = 8  # rows of the hidden size that are alive in a layer, for each token
 INNER_ROWS = 3  # rows of the feed-forward size
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8a8": 1.0, "int8": 1.0, "int4": 0.56, "q4": 0.56}

@@ -33,7 +33,9 @@ from vlmkit_torch.vision.encoder import encoder_of
 
 log = logging.getLogger(__name__)
 
-KERNEL_BYTES = 36 * 2**20  # code and buffers of kernels, and what checks at load leave; fitted to peaks
+KERNEL_BYTES = (
+    36 * 2**20
+)  # code and buffers of kernels, and what checks at load leave; fitted to peaks
 INPUT_FACTOR = 16  # memory of an image tower, relative to its pixels; a guess
 MODULES = ("vlmkit_torch.engine.torch_engine", "vlmkit_torch.vision.encoder")
 

@@ -91,7 +91,7 @@ def plan(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Report how much memory MODEL takes when it serves requests, and what fits.
+    """Report how much memory MODEL takes, and what fits.
 
     Reads no weights, and of a model on a hub only its config and the headers of its weights. Exits
     with 1 if MODEL cannot be served, or exceeds the memory.

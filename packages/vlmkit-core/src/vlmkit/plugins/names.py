@@ -14,7 +14,9 @@ OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH})
 """Distributions of vlmkit that ``plugins.only`` does not exclude."""
 OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("ask", "chat", "config", "doctor", "help", "models", "plugins"), OWN),
+        **dict.fromkeys(
+            ("ask", "chat", "config", "doctor", "help", "models", "plan", "plugins"), OWN
+        ),
         **dict.fromkeys(("batch", "keys", "serve"), SERVER),
         **dict.fromkeys(("plugins check", "plugins new", "verify"), TESTING),
         "bench": BENCH,
