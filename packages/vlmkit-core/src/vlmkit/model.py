@@ -48,7 +48,7 @@ Prompt = str | Turn | Seq[Turn]
 """A question, or a conversation of messages or dictionaries as in OpenAI's API."""
 Images = Shown | Seq[Shown]
 Media = MediaSource | Seq[MediaSource]
-Asked = Prompt | tuple[Prompt, Images] | Request
+RequestInput = Prompt | tuple[Prompt, Images] | Request
 """A prompt, a prompt with its images, or a request."""
 
 
@@ -173,7 +173,7 @@ class Model:
 
     def generate_many(
         self,
-        requests: Iterable[Asked],
+        requests: Iterable[RequestInput],
         *,
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
@@ -205,7 +205,7 @@ class Model:
 
     def agenerate_many(
         self,
-        requests: Iterable[Asked] | AsyncIterable[Asked],
+        requests: Iterable[RequestInput] | AsyncIterable[RequestInput],
         *,
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
@@ -222,16 +222,16 @@ class Model:
         constraint: Constraint | None,
         fields: Mapping[str, Any] | None,
         params: Mapping[str, Any],
-    ) -> OrderedAnswers[Asked]:
+    ) -> OrderedAnswers[RequestInput]:
         self._refuse_closed()
         self.params(**params)  # an invalid one is an error before any request
-        make = partial(self._asked, constraint=constraint, fields=fields, **params)
+        make = partial(self._request_of, constraint=constraint, fields=fields, **params)
         return OrderedAnswers(self.runner, make, self.submit)
 
-    def _asked(self, asked: Asked, **options: Any) -> Request:
-        if isinstance(asked, Request):
-            return asked
-        prompt, images = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, ())
+    def _request_of(self, given: RequestInput, **options: Any) -> Request:
+        if isinstance(given, Request):
+            return given
+        prompt, images = given if isinstance(given, tuple) and len(given) == 2 else (given, ())
         return self.request(prompt, images=images, **options)
 
     def _while_open(self, results: Generator[Result, None, None]) -> Iterator[Result]:
