@@ -18,12 +18,14 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, TypeVar
 
 from vlmkit.errors import EngineFailed, OutOfMemory, QueueFull, VlmkitError
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit.running.pipeline.ordered_tasks import OrderedTasks
+from vlmkit.running.prompting.request_workers import drop_late_result
 from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request
 
@@ -165,7 +167,7 @@ class OrderedAnswers(Generic[T]):
                 try:
                     return await asyncio.wrap_future(future)
                 except asyncio.CancelledError:
-                    future.add_done_callback(_abort)
+                    future.add_done_callback(partial(drop_late_result, _abort))
                     raise
                 except QueueFull:  # others use the same runner
                     pass
@@ -207,10 +209,8 @@ class AnswerEnds:
         self._task = None
 
 
-def _abort(future: "Future[AnswerStream]") -> None:
-    """Abort an answer that started when its request was cancelled already."""
-    if not future.cancelled() and future.exception() is None:
-        future.result().abort()
+def _abort(stream: AnswerStream) -> None:
+    stream.abort()
 
 
 def _num_tokens(result: Result) -> int:

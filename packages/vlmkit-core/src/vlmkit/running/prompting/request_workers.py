@@ -143,7 +143,7 @@ class RequestWorkers:
             future.cancel()
             lease.cancellation.cancel()
             if discard is not None:
-                future.add_done_callback(partial(_drop_result, discard))
+                future.add_done_callback(partial(drop_late_result, discard))
             raise
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ def _resolve(waiting: "asyncio.Future[None]") -> None:
         waiting.set_result(None)
 
 
-def _drop_result(discard: Callable[[T], None], future: Future[T]) -> None:
-    """Pass on a result that came too late."""
+def drop_late_result(discard: Callable[[T], None], future: Future[T]) -> None:
+    """Pass a result to a function that discards it; its caller no longer waits."""
     if not future.cancelled() and future.exception() is None:
         discard(future.result())
