@@ -271,7 +271,7 @@ class Measured:
         ]
         for name, of in COUNTS.items():
             further = [self._further(of, thread) for thread in threads]
-            beside = [self._temporary_sibling(of, thread) for thread in threads]
+            beside = [self._beside_further(of, thread) for thread in threads]
             rows.append((f"{kind}: {name} a further token", *map(between, further)))
             rows.append((f"{kind}: {name} beside further tokens", *map(between, beside)))
         return rows
@@ -283,7 +283,7 @@ class Measured:
             for few, many in zip(self.few, self.many, strict=True)
         ]
 
-    def _temporary_sibling(self, count: Count, thread: int | None) -> list[float]:
+    def _beside_further(self, count: Count, thread: int | None) -> list[float]:
         """Return how many a request has that further tokens do not have."""
         further = statistics.median(self._further(count, thread))
         return [round(count(few, thread) - (FEW_TOKENS - 1) * further) for few in self.few]

@@ -168,6 +168,22 @@ def refuse_unservable(
         raise error
 
 
+def build_context(
+    entry: ModelEntry,
+    choice: Mapping[str, tuple[str, dict[str, Any]]],
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+) -> BuildContext:
+    """Return what providers get that examine a model, or plan its memory, without its weights."""
+    return BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+
+
 def examination_errors(
     entry: ModelEntry,
     choice: Mapping[str, tuple[str, dict[str, Any]]],
@@ -175,13 +191,7 @@ def examination_errors(
     checkpoint: Checkpoint,
 ) -> Iterator[VlmkitError]:
     """Yield why chosen providers cannot serve a model, as far as they know without its weights."""
-    context = BuildContext(
-        entry.model,
-        checkpoint,
-        revision=entry.revision,
-        registries=plugins.by_kind,
-        components=choice,
-    )
+    context = build_context(entry, choice, plugins, checkpoint)
     try:
         check_alias_fields(entry, request_fields(choice, plugins))
     except VlmkitError as error:

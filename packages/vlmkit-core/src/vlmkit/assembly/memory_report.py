@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.assembly.load import choose, examination_errors
+from vlmkit.assembly.load import build_context, choose, examination_errors
 from vlmkit.config import Config, ModelEntry
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import registry_of
@@ -134,13 +134,7 @@ def memory_report(
     choice = choose(entry, config, plugins, checkpoint)
     for error in examination_errors(entry, choice, plugins, checkpoint):
         raise error
-    context = BuildContext(
-        entry.model,
-        checkpoint,
-        revision=entry.revision,
-        registries=plugins.by_kind,
-        components=choice,
-    )
+    context = build_context(entry, choice, plugins, checkpoint)
     slots: tuple[MediaSlot, ...] = ()
     if request.image_size is not None and not checkpoint.is_preview:
         slots = _slots(choice, plugins, context, request.image_size, config.pipeline.images)
