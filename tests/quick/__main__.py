@@ -60,7 +60,16 @@ def changed_files(root: Path) -> list[str]:
 def run(root: Path, files: Sequence[str], until: float) -> Numbers:
     """Run pytest on files, two processes side by side; interrupt it when the time is over."""
     options = ["-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--tb=short"]
-    options += ["-p", "quick.budget", "-m", "not gpu and not slow", "-r", "fE"]
+    options += [
+        "--rootdir",
+        str(root),
+        "-p",
+        "quick.budget",
+        "-m",
+        "not gpu and not slow",
+        "-r",
+        "fE",
+    ]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
