@@ -62,6 +62,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let vlmkit-torch compute float32 models in double precision.
+
+    Sums in another order differ by the last bit, and may round to another integer of an 8-bit
+    cache. In double precision that is too rare for a test to see.
+    """
+    import torch
+
+    from vlmkit_torch.devices import hardware
+
+    monkeypatch.setitem(hardware.DTYPES, "float32", torch.float64)
+
+
 @pytest.fixture(scope="session")
 def made_once(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -88,7 +88,7 @@ OF_KINDS = {
 }
 ONLY = {
     "vlmkit_torch.attention.step": ("NewTokens", "StepTokens"),
-    "vlmkit_torch.cache.kv_cache": ("KVPools",),
+    "vlmkit_torch.cache.kv_cache": ("KVPools", "Int8Pools"),
 }
 """The public names of modules of which the others are private."""
 SHARED = {

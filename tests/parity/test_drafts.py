@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,15 @@ def test_torch_answers_with_drafts_equal_those_without(
     name: str, tight: dict[str, int], saved: Callable[[str], Path]
 ) -> None:
     check(runner.load_engine, name, saved(name), **tight)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("tight", [{}, {"cache_tokens": 160, "max_sequence_tokens": 160}])
+def test_answers_of_an_8_bit_cache_with_drafts_equal_those_without(
+    tight: dict[str, int], saved: Callable[[str], Path]
+) -> None:
+    load = partial(runner.load_engine, cache_dtype="int8")
+    check(load, "llava", saved("llava"), **tight)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])

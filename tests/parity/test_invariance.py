@@ -19,12 +19,13 @@ Saved = Callable[[str], Path]
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.2}
 
 
-def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Model:
+def load(folder: Path, cache_tokens: int = 1200, cache_dtype: str = "auto") -> vlmkit.Model:
     return vlmkit.load(
         folder,
         engine={
             "use": "torch",
             "cache_tokens": cache_tokens,
+            "cache_dtype": cache_dtype,
             "block_tokens": 4,
             "max_chunk_tokens": 64,
             "max_sequence_tokens": min(cache_tokens, 256),
@@ -47,29 +48,57 @@ def ask(model: vlmkit.Model, number: int, takes_images: bool, **params: object) 
     return model.submit(request)
 
 
+@pytest.fixture
+def in_precision(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return a function that prepares a precision of the cache, and gives its name."""
+
+    def prepare(cache_dtype: str) -> str:
+        if cache_dtype != "auto":
+            request.getfixturevalue("in_double")
+        return cache_dtype
+
+    return prepare
+
+
+CACHES = [
+    *((name, "auto") for name in ("llama", "llava", "qwen3_vl", "gemma3", "mllama")),
+    *((name, "int8") for name in ("llava", "gemma3")),
+]
+
+
 @pytest.mark.parametrize("params", [{}, SAMPLING], ids=["greedy", "seeded sampling"])
-@pytest.mark.parametrize("name", ["llama", "llava", "qwen3_vl", "gemma3", "mllama"])
+@pytest.mark.parametrize(("name", "cache_dtype"), CACHES)
 def test_concurrent_requests_are_answered_as_one_at_a_time(
-    name: str, params: dict[str, float], saved: Saved
+    name: str,
+    cache_dtype: str,
+    params: dict[str, float],
+    saved: Saved,
+    in_precision: Callable[[str], str],
 ) -> None:
     takes_images = name not in zoo.NAMES_TEXT
-    with load(saved(name)) as model:
+    precision = in_precision(cache_dtype)
+    with load(saved(name), cache_dtype=precision) as model:
         alone = [
             ask(model, i, takes_images, **params).result().choices[0].token_ids for i in range(8)
         ]
-    with load(saved(name)) as model:
+    with load(saved(name), cache_dtype=precision) as model:
         streams = [ask(model, i, takes_images, **params) for i in range(8)]
         together = [stream.result().choices[0].token_ids for stream in streams]
     assert together == alone
 
 
-@pytest.mark.parametrize("name", ["llama", "llava", "gemma3", "mllama"])
-def test_a_cache_too_small_for_all_requests_changes_no_answer(name: str, saved: Saved) -> None:
+@pytest.mark.parametrize(
+    ("name", "cache_dtype"), [each for each in CACHES if each[0] != "qwen3_vl"]
+)
+def test_a_cache_too_small_for_all_requests_changes_no_answer(
+    name: str, cache_dtype: str, saved: Saved, in_precision: Callable[[str], str]
+) -> None:
     takes_images = name not in zoo.NAMES_TEXT
-    with load(saved(name)) as model:
+    precision = in_precision(cache_dtype)
+    with load(saved(name), cache_dtype=precision) as model:
         roomy = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
         wanted = [stream.result().choices[0].token_ids for stream in roomy]
-    with load(saved(name), cache_tokens=160) as model:
+    with load(saved(name), cache_tokens=160, cache_dtype=precision) as model:
         tight = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
         assert [stream.result().choices[0].token_ids for stream in tight] == wanted
         assert model.stats().counters["num_preemptions"] > 0

@@ -71,7 +71,13 @@ class Hesitant(MockEngine):
 
 
 @pytest.fixture(
-    params=["mock", "torch", pytest.param("torch-mllama", marks=pytest.mark.slow), "onnx"]
+    params=[
+        "mock",
+        "torch",
+        "torch-int8",
+        pytest.param("torch-mllama", marks=pytest.mark.slow),
+        "onnx",
+    ]
 )
 def build(
     request: pytest.FixtureRequest,
@@ -84,8 +90,11 @@ def build(
     pytest.importorskip("vlmkit_hf")
     if request.param != "onnx":
         name = "mllama" if request.param == "torch-mllama" else "llava"
-        folder = saved(name)
-        return lambda tokens: _loaded(runner.load_engine, name, folder, cache_tokens=tokens)
+        folder, more = saved(name), {}
+        if request.param == "torch-int8":
+            request.getfixturevalue("in_double")
+            more = {"cache_dtype": "int8"}
+        return lambda tokens: _loaded(runner.load_engine, name, folder, cache_tokens=tokens, **more)
     folder = exported("llava")
     return lambda tokens: _loaded(runner.load_onnx_engine, "llava", folder, cache_tokens=tokens)
 
@@ -97,7 +106,7 @@ def _mock(capacity_tokens: int) -> Parts:
     return Hesitant(settings), MockVisionEncoder(), MockTokenizer()
 
 
-def _loaded(load: Callable[..., Any], name: str, folder: Path, **settings: int) -> Parts:
+def _loaded(load: Callable[..., Any], name: str, folder: Path, **settings: Any) -> Parts:
     sizes = settings | {"max_sequence_tokens": MAX_SEQUENCE_TOKENS}
     engine, encoder, _ = load(name, folder, **sizes)
     context = BuildContext("", Checkpoint(name, folder))

@@ -9,6 +9,7 @@ import torch
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.attention.step import NewTokens, StepTokens
+from vlmkit_torch.cache.kv_cache import Int8Pools, KVPools
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.interfaces.torch_attention import (
     AttentionCall,
@@ -173,6 +174,27 @@ class IgnoresHoles(SdpaAttention):
         return super().plan(changed(step, filled), kind, uploads)
 
 
+class AttendsToUnroundedTokens(SdpaAttention):
+    """Rounds new tokens of an 8-bit cache for later steps only."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        pools = call.pools
+        assert isinstance(pools, Int8Pools)
+        pools.write(call.step.write_slots, call.key, call.value)
+        everything = slice(0, len(pools.keys))
+        exact = KVPools(pools.read_keys(everything), pools.read_values(everything))
+        return super().attend(call._replace(pools=exact))
+
+
+class SharesScalesAmongHeads(SdpaAttention):
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        out = super().attend(call)
+        assert isinstance(call.pools, Int8Pools)
+        slots, scales = call.step.write_slots, call.pools.key_scales
+        scales[slots] = scales[slots].amax(-1, keepdim=True)
+        return out
+
+
 def changed(step: StepTokens, change: Any) -> StepTokens:
     """Return a step whose chunks pass through a function."""
     count = step.num_decodes
@@ -209,4 +231,6 @@ DETECTED_BY: dict[type[SdpaAttention], str] = {
     IgnoresSinks: "sinks_take_weight",
     IgnoresImages: "tokens_of_an_image_see_each_other",
     IgnoresHoles: "a_mask_may_have_holes",
+    AttendsToUnroundedTokens: "an_int8_cache_is_read_as_it_was_rounded",
+    SharesScalesAmongHeads: "an_int8_cache_stores_each_head_with_its_scale",
 }

@@ -1,7 +1,7 @@
 """Attention over the paged cache equals attention computed token by token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from vlmkit_torch.attention import key_ranges, paged, sdpa
 from vlmkit_torch.attention.grouping import MAX_BATCH_BYTES, ReadCosts
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.attention.step import NewTokens, Step, step_tokens
+from vlmkit_torch.cache.int8 import dequantized, quantized
 from vlmkit_torch.cache.kv_cache import KVCache
 from vlmkit_torch.devices.uploads import Uploads
 
@@ -40,6 +41,15 @@ class Owner:
     @property
     def source(self) -> NewTokens:
         return NewTokens(self.first, self.slots)
+
+    def as_stored(self, is_int8: bool) -> "Owner":
+        """Return the sequence with all its keys and values as the cache holds them."""
+        if not is_int8:
+            return self
+        keys, values = (
+            dequantized(*quantized(each), torch.float32) for each in (self.keys, self.values)
+        )
+        return replace(self, keys=keys, values=values)
 
 
 def owners_of(parts: list[tuple[int, int]], random: torch.Generator, blocks: list[int]) -> Any:
@@ -77,7 +87,7 @@ def written_out(
     return torch.stack(rows)
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(
     decodes=st.lists(st.integers(0, 30), max_size=4),
     chunks=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=3),
@@ -88,6 +98,8 @@ def written_out(
     call_tokens=st.integers(1, 40),
     may_split=st.booleans(),
     most_scores=st.sampled_from([1, 99, sdpa.MAX_SCORES]),
+    is_int8=st.booleans(),
+    most_bytes=st.sampled_from([1, MAX_BATCH_BYTES]),
     seed=st.integers(0, 999),
 )
 def test_a_step_of_any_mixture_equals_attention_written_out(
@@ -100,6 +112,8 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     call_tokens: int,
     may_split: bool,
     most_scores: int,
+    is_int8: bool,
+    most_bytes: int,
     seed: int,
 ) -> None:
     parts = [(first, 1) for first in sorted(decodes)] + chunks
@@ -107,8 +121,9 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
         return
     random = torch.Generator().manual_seed(seed)
     owners = list(owners_of(parts, random, blocks_in(order, random)))
-    cache = filled(owners)
-    backend = sdpa.SdpaAttention(ReadCosts(1, call_tokens, may_split))
+    cache = filled(owners, is_int8=is_int8)
+    costs = ReadCosts(1, call_tokens, may_split or is_int8, reads_in_place=not is_int8)
+    backend = sdpa.SdpaAttention(costs)
     module, context = nn.Module(), paged.AttentionContext(cache, backend)
     setattr(module, paged.LAYER_ATTRIBUTE, paged.Layer(context, 0, LayerKind("any", window)))
     context.step = step_of(owners, len(decodes), backend)
@@ -117,14 +132,17 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     new = [torch.cat([getattr(o, n)[:, o.first :] for o in owners], 1)[None] for n in NAMES]
     more = {"softcap": softcap, "s_aux": torch.randn(HEADS) if has_sinks else None}
 
-    with mock.patch.object(sdpa, "MAX_SCORES", most_scores):
+    with mock.patch.multiple(sdpa, MAX_SCORES=most_scores, MAX_BATCH_BYTES=most_bytes):
         found, _ = paged.attend(module, query, *new, None, scaling=0.3, **more)
 
     for rows, own, owner in zip(
         found[0].split(counts), query[0].split(counts, 1), owners, strict=True
     ):
         wanted = written_out(
-            own, owner, lambda i, j: j <= i and (window is None or j > i - window), more
+            own,
+            owner.as_stored(is_int8),
+            lambda i, j: j <= i and (window is None or j > i - window),
+            more,
         )
         assert (rows - wanted).abs().max() < 1e-4
 
@@ -132,9 +150,9 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
 NAMES = ("keys", "values")
 
 
-def filled(owners: list[Owner]) -> KVCache:
+def filled(owners: list[Owner], *, is_int8: bool = False) -> KVCache:
     """Return a cache with the computed keys and values, and NaN elsewhere."""
-    cache = KVCache(80 * BLOCK, CPU, block_tokens=BLOCK)
+    cache = KVCache(80 * BLOCK, CPU, block_tokens=BLOCK, is_int8=is_int8)
     everything = torch.arange(80 * BLOCK)
     junk = torch.full((KV_HEADS, 80 * BLOCK, 1), torch.nan)
     new = (junk.expand(-1, -1, HEAD), junk.expand(-1, -1, VALUE_HEAD))
@@ -233,9 +251,11 @@ def test_one_long_row_does_not_widen_the_others() -> None:
     assert on_cpu.batches([400, 400, 400]) == [(0, 1), (1, 2), (2, 3)], "each is read in place"
 
 
-def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8) -> list[Any]:
+def read_by(
+    first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8, *, in_place: bool = True
+) -> list[Any]:
     """Return the reads of a single decoding sequence: slices and lists of gathered slots."""
-    costs = ReadCosts(1, call_tokens, may_split=True)
+    costs = ReadCosts(1, call_tokens, may_split=True, reads_in_place=in_place)
     [own] = key_ranges.decode_ranges(
         kind, [NewTokens(first, np.array(slots))], costs, 999, Uploads(CPU)
     )
@@ -260,3 +280,12 @@ def test_scattered_slots_are_gathered_a_few_at_a_time() -> None:
         apart[8:16],
         apart[16:],
     ]
+
+
+def test_slots_of_8_bits_are_expanded_a_few_at_a_time() -> None:
+    adjacent, apart = [*range(40, 60)], [*range(0, 60, 3)]
+
+    pieces = [slice(40, 48), slice(48, 56), slice(56, 60)]
+    assert read_by(19, adjacent, LayerKind("full"), 4, in_place=False) == pieces
+    pieces = [apart[:8], apart[8:16], apart[16:]]
+    assert read_by(19, apart, LayerKind("full"), 4, in_place=False) == pieces

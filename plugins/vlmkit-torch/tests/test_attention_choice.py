@@ -76,10 +76,18 @@ def registered(backend: type[SdpaAttention], **more: Any) -> Registries:
 @pytest.fixture
 def made(saved: Saved) -> Callable[..., Any]:
     def make(
-        family: str, backend: type[SdpaAttention], attention: str = "guest", **more: Any
+        family: str,
+        backend: type[SdpaAttention],
+        attention: str = "guest",
+        cache_dtype: Any = "auto",
+        **more: Any,
     ) -> Any:
         settings = EngineSettings(
-            cache_tokens=800, block_tokens=4, max_chunk_tokens=64, attention=attention
+            cache_tokens=800,
+            block_tokens=4,
+            max_chunk_tokens=64,
+            attention=attention,
+            cache_dtype=cache_dtype,
         )
         files = Checkpoint(family, saved(family))
         registries = registered(backend, **more).by_kind
@@ -132,6 +140,28 @@ def test_auto_passes_over_a_backend_that_lacks_what_a_model_needs(
     assert Causal.calls == 0
     made("llama", Causal, "auto", priority=20)
     assert Causal.calls > 0
+
+
+def test_a_backend_gets_an_8_bit_cache_only_if_it_states_that_it_reads_one(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for backend, is_used in ((Causal, False), (Counting, True)):
+        backend.calls = 0
+        made("llama", backend, "auto", cache_dtype="int8", priority=20)
+        assert (backend.calls > 0) is is_used
+    monkeypatch.setattr(torch_engine, "shared_model", None)  # before weights are read
+    with pytest.raises(PluginUnavailable) as error:
+        made("llama", Causal, cache_dtype="int8")
+    assert str(error.value) == f"{WHO} does not support an 8-bit cache"
+    assert 'engine.cache_dtype = "auto"' in str(error.value.hint)
+
+
+def test_the_doctor_reports_a_backend_that_reads_no_8_bit_cache(saved: Saved) -> None:
+    settings = EngineSettings(attention="guest", cache_dtype="int8", device="cpu")
+    files, registries = Checkpoint("llama", saved("llama")), registered(Causal).by_kind
+    context = BuildContext("", files, settings, registries=registries)
+    with pytest.raises(PluginUnavailable, match="does not support an 8-bit cache"):
+        plugin._examine_engine(context)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,8 @@ class OnTorch(OnFamily):
 
 
 class OnEngine(OnTorch, EngineOnFamily):
+    cache_dtype: Any = "auto"
+
     def make(self) -> Engine:
         settings = EngineSettings(
             cache_tokens=640,
@@ -37,6 +40,7 @@ class OnEngine(OnTorch, EngineOnFamily):
             max_chunk_tokens=96,
             max_sequence_tokens=200,
             max_sequences=12,
+            cache_dtype=self.cache_dtype,
         )
         return torch_engine.build(BuildContext("", self.checkpoint, settings, {}))
 
@@ -62,6 +66,25 @@ class TestEngineOfGemma3(OnEngine):
 
 
 class TestEngineOfMllama(OnEngine):
+    family = "mllama"
+
+
+@pytest.mark.usefixtures("in_double")
+class OnInt8Engine(OnEngine):
+    """The contract for a cache of 8 bits; chunks, drafts and neighbours have no effect, either."""
+
+    cache_dtype = "int8"
+
+
+class TestInt8EngineOfLlama(OnInt8Engine):
+    family = "llama"
+
+
+class TestInt8EngineOfGemma3(OnInt8Engine):
+    family = "gemma3"
+
+
+class TestInt8EngineOfMllama(OnInt8Engine):
     family = "mllama"
 
 

@@ -51,6 +51,16 @@ def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
+def test_a_step_over_a_cache_of_8_bits_has_no_host_read_and_one_transfer(
+    name: str, load: Load
+) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load(name, device="cuda", cache_dtype="int8")
+
+        assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
+
+
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
 def test_a_step_of_recurrent_layers_has_no_host_read_and_one_transfer(
     name: str, tmp_path: Path

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
-from vlmkit_torch.cache.kv_cache import KVCache, LayerShape
+from vlmkit_torch.cache.int8 import dequantized, quantized
+from vlmkit_torch.cache.kv_cache import Int8Pools, KVCache, LayerShape
 
 pytestmark = pytest.mark.torch
 
@@ -56,3 +58,46 @@ def test_memory_that_the_system_does_not_reserve_is_a_memory_error() -> None:
     shape = LayerShape((1, 2**20), (1, 2**20), torch.float32)
     with pytest.raises(MemoryError):
         KVCache(2**40, CPU, {0: shape})
+
+
+@given(
+    exponent=st.integers(-44, 38),
+    size=st.integers(1, 130),
+    name=st.sampled_from(["float32", "bfloat16", "float16"]),
+    seed=st.integers(0, 999),
+)
+def test_integers_are_as_near_as_half_a_step_and_rounding_them_again_changes_nothing(
+    exponent: int, size: int, name: str, seed: int
+) -> None:
+    dtype = getattr(torch, name)
+    random = torch.Generator().manual_seed(seed)
+    vectors = (torch.randn(5, size, generator=random).double() * 10.0**exponent).to(dtype)
+    vectors = vectors.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    integers, scales = quantized(vectors)
+    read = dequantized(integers, scales, torch.float32)
+
+    assert integers.abs().max() <= 127
+    assert ((read - vectors.float()).abs() <= 0.5001 * scales[:, None]).all()
+    again, same_scales = quantized(read)
+    assert torch.equal(again, integers)
+    torch.testing.assert_close(same_scales, scales)
+    assert torch.isfinite(dequantized(integers, scales, dtype)).all(), "the largest fits"
+
+
+def test_zeros_stay_zeros_and_values_that_are_not_finite_are_read_as_such() -> None:
+    vectors = torch.zeros(4, 6)
+    vectors[1, 2], vectors[2, 3], vectors[3] = torch.nan, torch.inf, 1.0
+    read = dequantized(*quantized(vectors), torch.float32)
+
+    assert not read[0].any()
+    assert not torch.isfinite(read[1:3]).any(1).any()
+    assert torch.equal(read[3], vectors[3])
+
+
+def test_an_8_bit_cache_takes_the_bytes_that_its_shapes_state() -> None:
+    shape = LayerShape((HEADS, HEAD), (HEADS, HEAD // 2), torch.bfloat16, is_int8=True)
+    cache = KVCache(NUM_SLOTS, CPU, {0: shape}, block_tokens=16)
+    pools = cache._pools[0]
+    assert isinstance(pools, Int8Pools)
+    assert shape.token_bytes == HEADS * (HEAD + HEAD // 2) + 2 * HEADS * 4
+    assert sum(pool.nbytes for pool in pools[:4]) == (NUM_SLOTS + 16) * shape.token_bytes

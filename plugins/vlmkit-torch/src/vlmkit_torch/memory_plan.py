@@ -52,12 +52,12 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     if cache_bytes is None:
         cache_bytes = max(0, hardware.cache_bytes(device, need.num_bytes))
     loaded = LoadedModel(model, cache_bytes=cache_bytes)
-    choice = BackendChoice(context, settings.attention)
+    choice = BackendChoice(context, settings.attention, settings.has_int8_cache)
     choice.refuse_absent()
     with torch.no_grad(), peak_memory():
         engine = TorchEngine(loaded, Views(model), settings)
         step, state_bytes = _step(engine, load)
-    needs = [need, _cache(engine, load, device)]
+    needs = [need, _cache(engine, load, device, "int8, " if settings.has_int8_cache else "")]
     if engine.num_image_rows:
         num_bytes = engine.num_image_rows * engine.needs.image_row_bytes
         needs.append(MemoryNeed(name="image rows for cross-attention", num_bytes=num_bytes))
@@ -123,15 +123,17 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
     return model, device, weights, cache_bytes
 
 
-def _cache(engine: TorchEngine, load: PlannedLoad, device: torch.device) -> MemoryNeed:
+def _cache(
+    engine: TorchEngine, load: PlannedLoad, device: torch.device, precision: str
+) -> MemoryNeed:
     """Return the memory of keys and values: on a CPU, only written tokens are resident."""
     token_bytes, limits = engine.needs.token_bytes, engine.limits
     context = min(load.context_tokens or limits.max_sequence_tokens, limits.max_sequence_tokens)
     num_tokens = min(context * load.num_sequences, limits.capacity_tokens)
-    detail = f"{token_bytes:,} bytes per token, {num_tokens:,} tokens"
+    where = ""
     if device.type != "cpu":
-        num_tokens = limits.capacity_tokens
-        detail = f"{token_bytes:,} bytes per token, {num_tokens:,} tokens, allocated at once"
+        num_tokens, where = limits.capacity_tokens, ", allocated at once"
+    detail = f"{precision}{token_bytes:,} bytes per token, {num_tokens:,} tokens{where}"
     return MemoryNeed(
         name="KV cache",
         num_bytes=num_tokens * token_bytes,

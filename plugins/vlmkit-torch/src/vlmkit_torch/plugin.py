@@ -61,8 +61,10 @@ def _examine_engine(context: BuildContext) -> str:
     from vlmkit_torch.loading.weights import examine
 
     settings: EngineSettings = context.settings or EngineSettings()
-    attention = BackendChoice(context, settings.attention).described()
-    return ", ".join(filter(None, (examine(context), attention)))
+    choice = BackendChoice(context, settings.attention, settings.has_int8_cache)
+    choice.refuse_absent()
+    cache = "8-bit KV cache" if settings.has_int8_cache else ""
+    return ", ".join(filter(None, (examine(context), cache, choice.described())))
 
 
 def _examine_encoder(context: BuildContext) -> str:

@@ -1,7 +1,7 @@
 """Chooses an engine's attention backend among those that plugins offer."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmkit.errors import PluginUnavailable, VlmkitError
@@ -13,6 +13,8 @@ from vlmkit_torch.interfaces.torch_attention import AttentionBackend, AttentionN
 
 log = logging.getLogger(__name__)
 
+DENSE = 'engine.cache_dtype = "auto" keeps keys and values in the precision of the model'
+
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
@@ -21,21 +23,32 @@ class BackendChoice:
     Attributes:
         context: of the engine; without registries it has the backend of this plugin alone.
         name: what ``engine.attention`` says.
+        has_int8_cache: whether only backends that read an 8-bit cache may be chosen.
     """
 
     context: BuildContext
     name: str = "auto"
+    has_int8_cache: bool = False
 
     def refuse_absent(self) -> None:
         """Refuse a backend that is not installed or cannot run here, before weights are read.
 
         Raises:
             UnknownPlugin: no plugin provides the name.
-            PluginUnavailable: the provider cannot serve the model here.
+            PluginUnavailable: the provider cannot serve the model here, or reads no 8-bit cache.
+            VlmkitError: it has to be built to know that, and cannot be.
         """
         registered = self._registered
-        if registered is not None:
-            registered.choose(self.name, self.context.checkpoint)
+        if registered is None:
+            return
+        provider = registered.choose(self.name, self.context.checkpoint)
+        if self.name == "auto" or not self.has_int8_cache:
+            return
+        backend = registered.build(registered.key(provider), {}, self.context)
+        if not backend.capabilities.int8_cache:
+            raise PluginUnavailable(
+                f"{_who(registered, provider)} does not support an 8-bit cache", hint=DENSE
+            )
 
     def described(self) -> str:
         """Return the backends that may be chosen, the preferred first, with their plugins.
@@ -70,6 +83,7 @@ class BackendChoice:
         if registered is None:
             return _prepared(SdpaAttention(), needs)
         reasons: dict[str, str] = {}
+        all_needs = replace(needs, has_int8_cache=self.has_int8_cache)
         for provider in self._candidates(registered):
             key = registered.key(provider)
             try:
@@ -80,18 +94,19 @@ class BackendChoice:
                 log.warning("torch attention %r cannot be built: %s", key, error)
                 reasons[key] = "it cannot be built"
                 continue
-            if missing := ", ".join(backend.capabilities.missing(needs)):
+            if missing := ", ".join(backend.capabilities.missing(all_needs)):
                 reasons[key] = f"it does not support {missing}"
                 continue
             log.info("attention backend: %s", key)
             is_own = provider.plugin == DISTRIBUTION
             checked = backend if is_own else CheckedBackend(backend, _who(registered, provider))
             return _prepared(checked, needs)
+        dense = f"; {DENSE}" if self.has_int8_cache else ""
         every = "; ".join(f"{key}: {reason}" for key, reason in reasons.items())
         raise PluginUnavailable(
             f"no torch attention can run this model ({every or 'none is installed'})",
             hint=f"installed: {', '.join(registered.objections(self.context.checkpoint))}; "
-            'engine.attention = "auto" takes one that can',
+            f'engine.attention = "auto" takes one that can{dense}',
         )
 
     @property

@@ -19,11 +19,13 @@ class ReadCosts:
         token_bytes: most bytes that a layer stores for a token.
         call_bytes: bytes copied in the time of one more call of attention.
         may_split: whether one row's scores may be computed in pieces without loss of precision.
+        reads_in_place: whether adjacent tokens are read without a copy, which 8 bits never are.
     """
 
     token_bytes: int
     call_bytes: int
     may_split: bool
+    reads_in_place: bool = True
 
     @property
     def call_tokens(self) -> int:

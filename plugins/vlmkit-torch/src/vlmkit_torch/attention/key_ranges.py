@@ -66,6 +66,13 @@ class KeyRange:
     is_start: bool = False
     _mask: torch.Tensor | None = field(default=None, repr=False)
 
+    @property
+    def num_slots(self) -> int:
+        """Cache slots of all parts."""
+        return sum(
+            part.stop - part.start if isinstance(part, slice) else len(part) for part in self.parts
+        )
+
     def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the additive mask ``[queries, width]``, computed once; None masks nothing."""
         if self._mask is None and self.visible is not None:
@@ -131,17 +138,19 @@ def chunk_range(kind: LayerKind, row: int, source: NewTokens, uploads: Uploads) 
 def _parts(slots: np.ndarray, costs: ReadCosts, uploads: Uploads) -> Iterator[torch.Tensor | slice]:
     """Yield one sequence's slots in any order: slices for long runs, the rest gathered."""
     starts, stops = _runs(slots)
-    if len(starts) == 1:
+    if len(starts) == 1 and costs.reads_in_place:
         yield slice(int(starts[0]), int(stops[0]))
         return
     if not costs.may_split:
         yield uploads.add(slots)
         return
+    size = 2 * costs.call_tokens  # small enough to stay in a CPU's cache until it is read
     is_long = 2 * (stops - starts) >= costs.call_tokens  # a copy reads, writes and reads again
-    yield from map(slice, starts[is_long].tolist(), stops[is_long].tolist())
+    for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
+        length = stop - start if costs.reads_in_place else size
+        yield from (slice(i, min(i + length, stop)) for i in range(start, stop, length))
     short = zip(starts[~is_long], stops[~is_long], strict=True)
     if rest := [np.arange(start, stop) for start, stop in short]:
-        size = 2 * costs.call_tokens  # small enough to stay in a CPU's cache until it is read
         gathered = np.concatenate(rest)
         yield from (uploads.add(gathered[i : i + size]) for i in range(0, len(gathered), size))
 

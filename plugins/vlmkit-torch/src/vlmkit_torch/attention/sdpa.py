@@ -2,20 +2,26 @@
 
 Computes one batched attention for decoding sequences of similar length, one for each long sequence,
 and one for each prefill chunk. Supports soft caps, attention sinks and masks of the family.
+
+Of an 8-bit cache, it reads what the cache holds, also of the tokens of the step: an answer must not
+depend on how a prompt was cut into chunks. It expands keys and values of a few tokens or heads at a
+time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from vlmkit_torch.attention.eager import eager_attention
-from vlmkit_torch.attention.grouping import ReadCosts
+from vlmkit_torch.attention.grouping import MAX_BATCH_BYTES, ReadCosts
 from vlmkit_torch.attention.key_ranges import KeyRange, KeyRanges, key_ranges
 from vlmkit_torch.attention.layer_kind import LayerKind
 from vlmkit_torch.attention.parameters import AttentionParameters
 from vlmkit_torch.attention.step import StepTokens
+from vlmkit_torch.cache.kv_cache import Int8Pools, Pools
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.interfaces.torch_attention import (
@@ -32,6 +38,7 @@ EVERYTHING = AttentionCapabilities(
     softcaps=True,
     sinks=True,
     image_spans=True,
+    int8_cache=True,
 )
 
 
@@ -55,7 +62,9 @@ class SdpaAttention:
         self._costs = ReadCosts(
             token_bytes=max(layer.token_bytes for layer in needs.layers),
             call_bytes=hardware.call_bytes(needs.device),
-            may_split=needs.dtype == torch.float32,  # torch's kernel keeps scores more precisely
+            # Torch's kernel keeps scores more precisely than products in half precision.
+            may_split=needs.dtype == torch.float32 or needs.has_int8_cache,
+            reads_in_place=not needs.has_int8_cache,
         )
 
     def plan(self, step: StepTokens, kind: LayerKind, uploads: Uploads) -> KeyRanges:
@@ -67,7 +76,7 @@ class SdpaAttention:
         ranges: KeyRanges = call.plan
         parameters, cached = call.parameters, call.pools
         cached.write(call.step.write_slots, call.key, call.value)
-        query, key, value = call.query, call.key, call.value
+        query = call.query
         parts = [
             _decode(query[:, slice(*read.rows)], cached, read, parameters)
             for read in ranges.decodes
@@ -75,35 +84,45 @@ class SdpaAttention:
         for read in ranges.chunks:
             rows = slice(*read.rows)
             if read.is_start and parameters.suits_kernel:
-                fresh = (key[None, :, rows], value[None, :, rows])
-                parts.append(_start_of_sequence(query[None, :, rows], *fresh, parameters.scale))
+                new = _new_tokens(call, read)
+                parts.append(_start_of_sequence(query[None, :, rows], *new, parameters.scale))
             else:
                 parts.append(_chunk(query[None, :, rows], cached, read, parameters))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _decode(
-    query: torch.Tensor,
-    cached: tuple[torch.Tensor, torch.Tensor],
-    read: KeyRange,
-    parameters: AttentionParameters,
+    query: torch.Tensor, cached: Pools, read: KeyRange, parameters: AttentionParameters
 ) -> torch.Tensor:
     """Attend with one query for each sequence: ``[heads, batch, head]`` -> ``[batch, ...]``.
 
     Heads that share keys become queries of one head, so that no key is repeated.
     """
-    (heads, batch, head), kv_heads = query.shape, cached[0].shape[1]
+    (heads, batch, head), kv_heads = query.shape, cached.keys.shape[1]
     grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, head)
     mask = read.mask(query.dtype)
     if mask is not None:
         mask = mask[:, None, None]
     if parameters.suits_kernel and len(read.parts) == 1:
-        key, value = (_read(pool, read.parts[0], batch) for pool in cached)
+        key, value = _read(cached, read.parts[0], batch)
         out = _attention(grouped, key, value, attn_mask=mask, scale=parameters.scale)
     else:
-        keys, values = (_read_each(pool, read.parts, batch) for pool in cached)
+        if isinstance(cached, Int8Pools):  # single precision costs little beside expanding
+            wide = torch.promote_types(query.dtype, torch.float32)
+            grouped, cached = grouped.to(wide), cached._replace(dtype=wide)
+        keys, values = (
+            _read_each(side, read.parts, batch) for side in (cached.read_keys, cached.read_values)
+        )
         out = eager_attention(grouped[:, :, :, None], keys, values, mask, parameters)[:, :, :, 0]
-    return out.reshape(batch, heads, -1)
+    return out.reshape(batch, heads, -1).to(query.dtype)
+
+
+def _new_tokens(call: AttentionCall, read: KeyRange) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``[1, kv_heads, count, head]`` of the first tokens of a sequence, as they are read."""
+    if isinstance(call.pools, Int8Pools):
+        return _read(call.pools, read.parts[0], 1)
+    rows = slice(*read.rows)
+    return call.key[None, :, rows], call.value[None, :, rows]
 
 
 def _start_of_sequence(
@@ -116,14 +135,38 @@ def _start_of_sequence(
 
 
 def _chunk(
-    query: torch.Tensor,
-    cached: tuple[torch.Tensor, torch.Tensor],
-    read: KeyRange,
-    parameters: AttentionParameters,
+    query: torch.Tensor, cached: Pools, read: KeyRange, parameters: AttentionParameters
 ) -> torch.Tensor:
     """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
-    keys, values = (_read(pool, read.parts[0], 1) for pool in cached)
-    return attend_to(query, keys, values, read.mask(query.dtype), parameters)
+    mask = read.mask(query.dtype)
+    parts = [
+        attend_to(query[:, rows], *_read(some, read.parts[0], 1), mask, own)
+        for rows, some, own in _groups_of_heads(cached, read, query.shape[1], parameters)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def _groups_of_heads(
+    cached: Pools, read: KeyRange, num_heads: int, parameters: AttentionParameters
+) -> Iterator[tuple[slice, Pools, AttentionParameters]]:
+    """Yield heads whose expanded keys and values are in memory together: all of a dense cache.
+
+    Yields:
+        The rows of the queries, the pools of their keys and values, and their parameters.
+    """
+    if not isinstance(cached, Int8Pools):
+        yield slice(0, num_heads), cached, parameters
+        return
+    kv_heads = cached.keys.shape[1]
+    head_bytes = sum(pool.shape[-1] for pool in cached[:2]) * cached.dtype.itemsize
+    num = max(1, MAX_BATCH_BYTES // (read.num_slots * head_bytes))
+    for start in range(0, kv_heads, num):
+        stop = min(start + num, kv_heads)
+        rows = slice(*(end * num_heads // kv_heads for end in (start, stop)))
+        own = parameters
+        if own.sinks is not None:
+            own = replace(own, sinks=own.sinks[rows])
+        yield rows, cached.of_heads(start, stop), own
 
 
 def attend_to(
@@ -190,15 +233,23 @@ def _attention(
     return functional.scaled_dot_product_attention(query, keys, values, **how)
 
 
-def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.Tensor:
-    """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
-    rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
-    return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
+def _read(
+    cached: Pools, slots: torch.Tensor | slice, batch: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values of slots as ``[batch, kv_heads, width, head]`` each."""
+    return _in_batch(cached.read_keys(slots), batch), _in_batch(cached.read_values(slots), batch)
 
 
 def _read_each(
-    pool: torch.Tensor, parts: Iterable[torch.Tensor | slice], batch: int
+    side: Callable[[torch.Tensor | slice], torch.Tensor],
+    parts: Iterable[torch.Tensor | slice],
+    batch: int,
 ) -> Iterator[torch.Tensor]:
     """Yield the rows of each part, so that only one copy is in memory at a time."""
     for slots in parts:
-        yield _read(pool, slots, batch)
+        yield _in_batch(side(slots), batch)
+
+
+def _in_batch(rows: torch.Tensor, batch: int) -> torch.Tensor:
+    """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
+    return rows.view(batch, -1, *rows.shape[1:]).transpose(1, 2)

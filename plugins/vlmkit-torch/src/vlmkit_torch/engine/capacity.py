@@ -229,6 +229,7 @@ def limits(
             f"tokens, and {MAX_BLOCKS} are the most",
             hint="raise engine.block_tokens, or lower engine.cache_tokens",
         )
+    precision = str(views.model.dtype).removeprefix("torch.")
     return EngineLimits(
         vocab_size=needs.vocab_size,
         max_sequence_tokens=min(longest, capacity),
@@ -241,7 +242,7 @@ def limits(
         max_item_rows=settings.max_chunk_tokens,
         max_draft_tokens=min(MAX_DRAFT_TOKENS, settings.max_chunk_tokens - 1) if can_rewind else 0,
         hidden_size=needs.hidden_size,
-        precision=str(views.model.dtype).removeprefix("torch."),
+        precision=f"{precision}, int8 cache" if settings.has_int8_cache else precision,
     )
 
 

@@ -3,9 +3,11 @@
 Implements ``vlmkit.interfaces.engine.Engine``. Selects no work items and samples no tokens.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
 from functools import partial
 
+import msgspec
 import torch
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
@@ -67,18 +69,21 @@ class TorchEngine:
         settings: EngineSettings,
         choice: BackendChoice | None = None,
     ) -> None:
+        choice = choice or BackendChoice(BuildContext())
         self._views = views
         self._is_checked = settings.self_check
-        choice = choice or BackendChoice(BuildContext())
+        self._parts = (loaded, settings, choice)
         device, block_tokens = loaded.device, settings.block_tokens
         views.use_paged_attention()
         kinds = capacity.layer_kinds(views.text_config)
         spec = cross_attention_spec(views.model)
         cross_attention = None if spec is None else CrossAttentionLayers(spec)
         recurrent = capacity.recurrent_states(views)
-        context = AttentionContext(KVCache(block_tokens, device), SdpaAttention())
+        is_int8 = settings.has_int8_cache
+        context = AttentionContext(KVCache(block_tokens, device, is_int8=is_int8), SdpaAttention())
         functions = {} if cross_attention is None else cross_attention.functions
-        bind(views.decoder, context, kinds, functions)
+        self._bind = partial(bind, views.decoder, context, kinds, functions)
+        self._bind()
         needs = capacity.probe(views, context, recurrent, device, cross_attention)
         self.needs = needs
         num_rows, available = 0, capacity.available_bytes(settings, loaded)
@@ -107,6 +112,7 @@ class TorchEngine:
                 block_tokens=block_tokens,
                 layers=tuple(context.layers[index] for index in sorted(context.layers)),
                 has_image_spans=self._reader.may_have_image_spans,
+                has_int8_cache=is_int8,
             )
         )
         non_finite = self._cache.non_finite
@@ -225,6 +231,26 @@ class TorchEngine:
         who = "" if backend is None else f" {backend}"
         return f"{model.device} {model.dtype}{who}" if self._is_checked else None
 
+    def check_text(self, expected: torch.Tensor) -> None:
+        """Compare paged, chunked computation with the plain model; see ``text_check``.
+
+        An 8-bit cache rounds, which would hide small differences. A cache in the model's precision
+        is therefore compared first.
+
+        Args:
+            expected: the logits of the plain model.
+
+        Raises:
+            CheckpointError: they differ by more than rounding.
+        """
+        if not self._has_int8_cache:
+            text_check.check(self, self._views, expected, self.foreign_backend)
+            return
+        with self._with_dense_cache(text_check.NUM_CACHED) as dense:
+            last = self._limits.max_sequence_tokens - 1
+            text_check.check(dense, self._views, expected, dense.foreign_backend, last)
+        text_check.check_int8(self, self._views, expected)
+
     def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
         """Compare answers about images with those of the family's own code.
 
@@ -258,11 +284,15 @@ class TorchEngine:
         self._context.cache.free()
         self._cache.clear()
         self._runner.clear()
-        del self._views, self._reader, self._runner
+        del self._views, self._reader, self._runner, self._parts, self._bind
 
     @property
     def _device(self) -> torch.device:
         return self._context.cache.device
+
+    @property
+    def _has_int8_cache(self) -> bool:
+        return self._parts[1].has_int8_cache
 
     def _check_images(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
         with (
@@ -270,7 +300,33 @@ class TorchEngine:
             torch.no_grad(),
             exact_activations(self._views.model),
         ):
-            vision_check.check(self, self._views, self._reader, prompts, encoder)
+            if not self._has_int8_cache:
+                vision_check.check(self, self._views, self._reader, prompts, encoder)
+                return
+            longest = max(map(len, prompts), default=0) + vision_check.NUM_ANSWER_TOKENS
+            with self._with_dense_cache(longest) as dense:
+                vision_check.check(dense, self._views, self._reader, prompts, encoder)
+
+    @contextmanager
+    def _with_dense_cache(self, num_tokens: int) -> "Iterator[TorchEngine]":
+        """Yield an engine of the same model whose small cache has the model's precision.
+
+        Its attention backend is one that this engine may have, too.
+        """
+        loaded, settings, choice = self._parts
+        num_blocks = 1 + -(-num_tokens // settings.block_tokens)
+        small = msgspec.structs.replace(
+            settings,
+            cache_dtype="auto",
+            cache_tokens=max(2, num_blocks) * settings.block_tokens,
+            cache_gib=None,
+        )
+        engine = TorchEngine(loaded, self._views, small, choice)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            self._bind()
 
 
 def build(context: BuildContext) -> TorchEngine:
@@ -281,7 +337,7 @@ def build(context: BuildContext) -> TorchEngine:
         ConfigError: the device is absent, or the cache is too small to be of use.
     """
     settings: EngineSettings = context.settings or EngineSettings()
-    choice = BackendChoice(context, settings.attention)
+    choice = BackendChoice(context, settings.attention, settings.has_int8_cache)
     choice.refuse_absent()
     loaded = shared_model(context, for_engine=True)
     try:
@@ -317,7 +373,7 @@ def _checked_engine(
     engine = TorchEngine(loaded, views, settings, choice)
     if expected is not None:
         with exact_activations(loaded.model):
-            text_check.check(engine, views, expected, engine.foreign_backend)
+            engine.check_text(expected)
         selfcheck_records.write(note)
     if settings.packed_weights and packing.is_faster(loaded):
         engine.enable_packing(files)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vlmkit_torch.attention.layer_kind import LayerKind
     from vlmkit_torch.attention.parameters import AttentionParameters
     from vlmkit_torch.attention.step import StepTokens
-    from vlmkit_torch.cache.kv_cache import KVPools
+    from vlmkit_torch.cache.kv_cache import Int8Pools, KVPools
     from vlmkit_torch.devices.uploads import Uploads
 
 
@@ -35,6 +35,8 @@ class AttentionCapabilities:
         sinks: whether a head may have a sink, a further score without a value (GPT-OSS).
         image_spans: whether a prompt may have a mask of its own: ranges of tokens that see each
             other both ways (Gemma 3, PaliGemma). See ``NewTokens.views``.
+        int8_cache: whether the cache may have 8 bits: ``AttentionCall.pools`` are then an
+            ``Int8Pools``.
     """
 
     devices: frozenset[str] | None = None
@@ -46,6 +48,7 @@ class AttentionCapabilities:
     softcaps: bool = False
     sinks: bool = False
     image_spans: bool = False
+    int8_cache: bool = False
 
     def missing(self, needs: "AttentionNeeds") -> Iterator[str]:
         """Yield what a model needs beyond these, as phrases such as ``attention sinks``."""
@@ -53,6 +56,8 @@ class AttentionCapabilities:
             yield f"device {needs.device.type!r}"
         if needs.has_image_spans and not self.image_spans:
             yield "image spans"
+        if needs.has_int8_cache and not self.int8_cache:
+            yield "an 8-bit cache"
         found: dict[str, None] = {}
         for layer in needs.layers:
             found |= dict.fromkeys(self._missing_of(layer))
@@ -107,7 +112,7 @@ class LayerNeeds:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token's keys and values."""
+        """Bytes of a token's keys and values in ``dtype``."""
         numbers = self.num_kv_heads * (self.head_size + self.value_head_size)
         return numbers * self.dtype.itemsize
 
@@ -122,6 +127,7 @@ class AttentionNeeds:
         block_tokens: tokens in a block (page) of the cache.
         layers: that attend to tokens.
         has_image_spans: whether its prompts may have masks of their own.
+        has_int8_cache: whether keys and values are stored in 8 bits (``engine.cache_dtype``).
     """
 
     device: "torch.device"
@@ -129,6 +135,7 @@ class AttentionNeeds:
     block_tokens: int
     layers: tuple[LayerNeeds, ...]
     has_image_spans: bool = False
+    has_int8_cache: bool = False
 
 
 class AttentionCall(NamedTuple):
@@ -139,7 +146,9 @@ class AttentionCall(NamedTuple):
         key: ``[kv_heads, tokens, head]``, rotated; head ``h`` of the queries reads head
             ``h * kv_heads // heads``.
         value: ``[kv_heads, tokens, value_head]``.
-        pools: the layer's keys and values; written by the backend.
+        pools: the layer's keys and values; written by the backend. ``Int8Pools`` only if it states
+            ``int8_cache``. New tokens are then read from them, too: ``key`` and ``value`` are not
+            rounded yet, and an answer must not depend on the cut of a prompt into chunks.
         parameters: index, kind, scale, soft cap and sinks of the layer.
         step: the tokens.
         plan: what ``plan`` returned for this step and the kind of the layer.
@@ -148,7 +157,7 @@ class AttentionCall(NamedTuple):
     query: "torch.Tensor"
     key: "torch.Tensor"
     value: "torch.Tensor"
-    pools: "KVPools"
+    pools: "KVPools | Int8Pools"
     parameters: "AttentionParameters"
     step: "StepTokens"
     plan: Any

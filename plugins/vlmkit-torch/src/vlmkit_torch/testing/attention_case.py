@@ -9,7 +9,8 @@ import torch
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
 from vlmkit_torch.attention.parameters import AttentionParameters
 from vlmkit_torch.attention.step import NewTokens, StepTokens, step_tokens
-from vlmkit_torch.cache.kv_cache import KVPools
+from vlmkit_torch.cache.int8 import dequantized, quantized
+from vlmkit_torch.cache.kv_cache import Int8Pools, KVPools
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.interfaces.torch_attention import (
     AttentionBackend,
@@ -74,6 +75,7 @@ class AttentionCase:
         stale: what slots hold that no sequence has.
         seed: of random numbers.
         uploads: carries index arrays.
+        has_int8_cache: whether the cache has 8 bits.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class AttentionCase:
         stale: float = 7.0,
         seed: int = 0,
         uploads: Uploads | None = None,
+        has_int8_cache: bool = False,
     ) -> None:
         self.layer = layer
+        self._has_int8_cache = has_int8_cache
         self.uploads = uploads or Uploads(device)
         self._device = device
         self._random = torch.Generator().manual_seed(seed)
@@ -141,9 +145,13 @@ class AttentionCase:
         return backend.attend(self.call(plan))
 
     def written_out(self) -> torch.Tensor:
-        """Return ``[tokens, heads, value_head]`` in float64, token by token and head by head."""
+        """Return ``[tokens, heads, value_head]`` in float64, token by token and head by head.
+
+        With an 8-bit cache, all keys and values are as it holds them, those of the step included.
+        """
         rows, row = [], 0
-        for new, keys, values in zip(self._new, self._keys, self._values, strict=True):
+        for new, *own in zip(self._new, self._keys, self._values, strict=True):
+            keys, values = map(self._stored, own)
             seen = new.visible(self.layer.kind)
             for offset in range(new.num_tokens):
                 index = _indices(seen, offset)
@@ -169,27 +177,40 @@ class AttentionCase:
         numbers = torch.randn(shape, generator=self._random)
         return numbers.to(self._device, self.layer.dtype)
 
-    def _filled(self, stale: float) -> KVPools:
+    def _stored(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return keys or values as the cache holds them."""
+        if not self._has_int8_cache:
+            return vectors
+        return dequantized(*quantized(vectors), self.layer.dtype)
+
+    def _filled(self, stale: float) -> KVPools | Int8Pools:
         """Return pools with the tokens before the step, a block of zeros, and stale slots."""
-        layer, num_slots = self.layer, (NUM_BLOCKS + 1) * BLOCK_TOKENS
-        sizes = (layer.head_size, layer.value_head_size)
-        pools = KVPools(
-            *(
-                torch.full(
-                    (num_slots, layer.num_kv_heads, size),
-                    stale,
-                    dtype=layer.dtype,
-                    device=self._device,
-                )
-                for size in sizes
-            )
+        layer, slots_heads = self.layer, ((NUM_BLOCKS + 1) * BLOCK_TOKENS, self.layer.num_kv_heads)
+        dtype = torch.int8 if self._has_int8_cache else layer.dtype
+        stale_number = 7 if self._has_int8_cache else stale
+        pools: KVPools | Int8Pools = KVPools(
+            self._full((*slots_heads, layer.head_size), stale_number, dtype),
+            self._full((*slots_heads, layer.value_head_size), stale_number, dtype),
         )
+        if self._has_int8_cache:
+            key_scales, value_scales = (
+                self._full(slots_heads, stale, torch.float32) for _ in range(2)
+            )
+            pools = Int8Pools(pools.keys, pools.values, key_scales, value_scales, layer.dtype)
         for new, keys, values in zip(self._new, self._keys, self._values, strict=True):
             slots = torch.from_numpy(new.slots[: new.first]).to(self._device)
             pools.write(slots, keys[:, : new.first], values[:, : new.first])
-        for pool in pools:
+        for pool in tensors_of(pools):
             pool[-BLOCK_TOKENS:] = 0
         return pools
+
+    def _full(self, shape: tuple[int, ...], number: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, number, dtype=dtype, device=self._device)
+
+
+def tensors_of(pools: KVPools | Int8Pools) -> list[torch.Tensor]:
+    """Return the tensors that hold keys and values, and their scales if there are some."""
+    return [each for each in pools if isinstance(each, torch.Tensor)]
 
 
 def _placed(part: Part, blocks: list[int]) -> NewTokens:
@@ -223,8 +244,19 @@ def plain_layer(dtype: torch.dtype, head_size: int) -> LayerNeeds:
 
 
 def needs_of(
-    layers: Seq[LayerNeeds], device: torch.device, *, has_image_spans: bool = False
+    layers: Seq[LayerNeeds],
+    device: torch.device,
+    *,
+    has_image_spans: bool = False,
+    has_int8_cache: bool = False,
 ) -> AttentionNeeds:
     """Return the needs of a model with some layers."""
     numbered = tuple(replace(layer, index=index) for index, layer in enumerate(layers))
-    return AttentionNeeds(device, layers[0].dtype, BLOCK_TOKENS, numbered, has_image_spans)
+    return AttentionNeeds(
+        device,
+        layers[0].dtype,
+        BLOCK_TOKENS,
+        numbered,
+        has_image_spans=has_image_spans,
+        has_int8_cache=has_int8_cache,
+    )

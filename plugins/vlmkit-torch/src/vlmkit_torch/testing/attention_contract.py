@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vlmkit_torch.attention.layer_kind import LayerKind, Visibility
+from vlmkit_torch.cache.int8 import quantized
 from vlmkit_torch.interfaces.torch_attention import (
     AttentionBackend,
     AttentionCapabilities,
@@ -21,6 +22,7 @@ from vlmkit_torch.testing.attention_case import (
     Part,
     needs_of,
     plain_layer,
+    tensors_of,
 )
 
 DECODES = tuple(Part(first, 1) for first in (1, BLOCK_TOKENS - 1, BLOCK_TOKENS, 17))
@@ -73,7 +75,7 @@ class TorchAttentionContract:
     def test_new_keys_and_values_are_written(self) -> None:
         """Each goes to its slot, unchanged."""
         case = self._ran(self._layer(), (*DECODES, *CHUNKS), len(DECODES))
-        for pool, new in zip(case.pools, (case.key, case.value), strict=True):
+        for pool, new in zip(tensors_of(case.pools), (case.key, case.value), strict=True):
             assert torch.equal(pool[case.new_slots], new.transpose(0, 1))
 
     def test_no_other_slot_is_written(self) -> None:
@@ -81,7 +83,7 @@ class TorchAttentionContract:
         arguments = (self._layer(), (*DECODES, *CHUNKS), len(DECODES))
         case, before = self._ran(*arguments), self._case(*arguments).pools
         others = [slot for slot in range(len(before.keys)) if slot not in set(case.new_slots)]
-        for pool, earlier in zip(case.pools, before, strict=True):
+        for pool, earlier in zip(tensors_of(case.pools), tensors_of(before), strict=True):
             assert torch.equal(pool[others], earlier[others])
 
     def test_slots_that_no_token_sees_have_no_effect(self) -> None:
@@ -196,6 +198,26 @@ class TorchAttentionContract:
         view = Visibility(np.zeros(9, dtype=np.int64), stop, dense.to(self._device()))
         self._agrees(self._layer(), (*DECODES, Part(0, 9, {"full_attention": view})), 4)
 
+    def test_an_int8_cache_is_read_as_it_was_rounded(self) -> None:
+        """If it states ``int8_cache``; also of the tokens of the step, with NaN elsewhere."""
+        self._needs_capability("int8_cache")
+        layer = self._layer()
+        for parts, num_decodes in ((DECODES, 4), (CHUNKS, 0), ((*DECODES, *CHUNKS), 4)):
+            self._compare(*self._ran_int8(layer, parts, num_decodes, stale=torch.nan))
+
+    def test_an_int8_cache_stores_each_head_with_its_scale(self) -> None:
+        """If it states ``int8_cache``; the integers of a token depend on no other token."""
+        self._needs_capability("int8_cache")
+        arguments = (self._layer(), (*DECODES, *CHUNKS), len(DECODES))
+        _, case = self._ran_int8(*arguments)
+        (keys, key_scales), (values, value_scales) = map(quantized, (case.key, case.value))
+        wanted = (keys, values, key_scales, value_scales)
+        before = tensors_of(self._case(*arguments, has_int8_cache=True).pools)
+        for pool, new, earlier in zip(tensors_of(case.pools), wanted, before, strict=True):
+            assert torch.equal(pool[case.new_slots], new.transpose(0, 1))
+            pool[case.new_slots] = earlier[case.new_slots]
+            assert torch.equal(pool, earlier), "no other slot is written"
+
     # Helpers.
 
     def _agrees(
@@ -211,10 +233,32 @@ class TorchAttentionContract:
         case.run(self._prepared(layer))
         return case
 
+    def _ran_int8(
+        self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int, stale: float = 7.0
+    ) -> tuple[torch.Tensor, AttentionCase]:
+        """Return the result of a step over an 8-bit cache."""
+        case = self._case(layer, parts, num_decodes, stale, has_int8_cache=True)
+        backend = self.make()
+        backend.prepare(needs_of([layer], self._device(), has_int8_cache=True))
+        return case.run(backend), case
+
     def _case(
-        self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int = 0, stale: float = 7.0
+        self,
+        layer: LayerNeeds,
+        parts: Seq[Part],
+        num_decodes: int = 0,
+        stale: float = 7.0,
+        *,
+        has_int8_cache: bool = False,
     ) -> AttentionCase:
-        return AttentionCase(layer, parts, self._device(), num_decodes=num_decodes, stale=stale)
+        return AttentionCase(
+            layer,
+            parts,
+            self._device(),
+            num_decodes=num_decodes,
+            stale=stale,
+            has_int8_cache=has_int8_cache,
+        )
 
     def _compare(self, found: object, case: AttentionCase) -> None:
         wanted = case.written_out()

@@ -45,6 +45,7 @@ class ExactAttention:
             softcaps=True,
             sinks=True,
             image_spans=True,
+            int8_cache=True,
         )
 
     def prepare(self, needs: AttentionNeeds) -> None:
@@ -78,10 +79,8 @@ def _attend(call: AttentionCall, read: _Read) -> torch.Tensor:
     parameters, heads = call.parameters, call.query.shape[0]
     group = heads // call.key.shape[0]
     query = call.query[:, read.rows].double()
-    keys, values = (
-        pool.index_select(0, read.slots).double().transpose(0, 1).repeat_interleave(group, 0)
-        for pool in call.pools
-    )
+    cached = (call.pools.read_keys(read.slots), call.pools.read_values(read.slots))
+    keys, values = (each.double().transpose(0, 1).repeat_interleave(group, 0) for each in cached)
     scores = query @ keys.transpose(1, 2) * parameters.scale
     if parameters.softcap is not None:
         scores = torch.tanh(scores / parameters.softcap) * parameters.softcap
