@@ -154,6 +154,29 @@ def test_a_producer_is_told_when_a_slow_reader_has_caught_up() -> None:
     assert not made.buffer.is_behind
 
 
+def test_a_reader_of_the_whole_answer_wakes_at_half_the_bound_and_at_the_end() -> None:
+    made, lots = Made(max_unread=8), list[int]()
+    take = made.buffer.take
+
+    def taken() -> list[Chunk] | None:
+        found = take()
+        lots.append(len(found or ()))
+        return found
+
+    async def fill() -> str:
+        made.buffer.take = taken  # type: ignore[method-assign]
+        reading = asyncio.ensure_future(made.reader.aresult())
+        for letter in "abcdefghij":
+            made.buffer.put(chunk(letter))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        made.buffer.put(chunk("", reason="stop"))
+        return (await reading).text
+
+    assert asyncio.run(fill()) == "abcdefghij"
+    assert lots == [4, 4, 3, 0]
+
+
 def test_only_one_reader_waits() -> None:
     made = Made()
 

@@ -304,6 +304,26 @@ def test_a_slow_reader_pauses_its_answer_while_others_continue():
         assert_empty(model)
 
 
+@pytest.mark.parametrize(("max_unread_tokens", "most"), [(256, 5), (20, 45)])
+def test_the_reader_of_a_whole_answer_does_not_wake_for_each_token(max_unread_tokens, most):
+    async def wake_ups(model):
+        event_loop, num = asyncio.get_running_loop(), 0
+        stream = await model.asubmit(model.request(script(text="s", tokens=400, latency_s=1e-4)))
+        call = event_loop.call_soon_threadsafe
+
+        def counted(*arguments, **options):
+            nonlocal num
+            num += 1
+            return call(*arguments, **options)
+
+        event_loop.call_soon_threadsafe = counted
+        assert (await stream.aresult()).text == "s" * 400
+        return num
+
+    with pipeline(max_unread_tokens=max_unread_tokens) as model:
+        assert asyncio.run(wake_ups(model)) <= most
+
+
 def test_a_full_queue_refuses_requests_and_serves_the_accepted_ones():
     with pipeline(scheduler={"max_running": 1, "max_waiting": 2}) as model:
         question = script(text="ab", tokens=50, latency_s=0.001)

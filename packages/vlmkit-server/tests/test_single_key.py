@@ -1,5 +1,6 @@
 """One key for all clients, from a variable or a file, and never shown."""
 
+import asyncio
 import signal
 import sys
 
@@ -9,6 +10,7 @@ from running_server import chat, eventually, process, running
 
 from vlmkit import cli
 from vlmkit.errors import ConfigError
+from vlmkit_server.auth.key_ring import KeyRing
 from vlmkit_server.run import serve
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
@@ -40,6 +42,18 @@ def test_the_configured_key_may_chat_and_embed_and_nothing_else():
         generated = server.post(tokens, "/inference/v1/generate", headers=headers)
         assert load.status_code == 403
         assert generated.status_code == 404  # no key of this server can have its scope
+
+
+def test_keys_are_checked_in_the_thread_of_the_event_loop(monkeypatch):
+    find = KeyRing.find
+
+    def checked(keys, secret):
+        asyncio.get_running_loop()  # raises in any other thread
+        return find(keys, secret)
+
+    with running(api_key=SECRET) as server:
+        monkeypatch.setattr(KeyRing, "find", checked)
+        assert server.get("/v1/models", headers=bearer(SECRET)).status_code == 200
 
 
 @pytest.mark.parametrize(("length", "is_valid"), [(15, False), (16, True)])

@@ -30,6 +30,7 @@ class AnswerBuffer:
     Attributes:
         usage: the tokens that the request used so far; the producer may add what it knows of the
             prompt.
+        many_chunks: half of ``max_unread``; a reader of the whole answer waits for so many.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class AnswerBuffer:
         self.num_choices = num_choices
         self.usage = Usage(prompt_tokens=len(self.prompt_token_ids))
         self._max_unread = max_unread
+        self.many_chunks = max(1, max_unread // 2)
+        self._num_wanted = 1  # unread chunks that wake the reader
         self._on_abort = on_abort
         self._on_caught_up = on_caught_up
         self._changed = threading.Condition()
@@ -120,6 +123,8 @@ class AnswerBuffer:
             self._ended = time.perf_counter()
 
     def _wake(self) -> None:
+        if not self._has_news():
+            return
         self._changed.notify_all()
         if self._future is not None:
             future, self._future = self._future, None
@@ -168,18 +173,20 @@ class AnswerBuffer:
             raise error
         return [] if is_done else None
 
-    def wait(self) -> None:
-        """Wait in this thread until :meth:`take` returns a list or raises."""
+    def wait(self, num_chunks: int) -> None:
+        """Wait in this thread for so many unread chunks, or the end."""
         with self._changed:
+            self._num_wanted = num_chunks
             self._changed.wait_for(self._has_news)
 
-    def news(self) -> "asyncio.Future[None] | None":
-        """Return a future that is done when :meth:`take` has news; None if it has now.
+    def news(self, num_chunks: int) -> "asyncio.Future[None] | None":
+        """Return a future that is done with so many unread chunks, or the end; None if it is now.
 
         Raises:
             EngineError: another reader waits.
         """
         with self._changed:
+            self._num_wanted = num_chunks
             if self._has_news():
                 return None
             if self._future is not None and not self._future.done():
@@ -188,7 +195,7 @@ class AnswerBuffer:
             return self._future
 
     def _has_news(self) -> bool:
-        return bool(self._chunks) or self.is_done
+        return len(self._chunks) >= self._num_wanted or self.is_done
 
 
 class AnswerReader:
@@ -235,20 +242,26 @@ class AnswerReader:
         Raises:
             VlmkitError: the request failed.
         """
+        return self._iterate(1)
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks as they arrive; the asynchronous form of iteration."""
+        return self._aiterate(1)
+
+    def _iterate(self, num_chunks: int) -> Iterator[Chunk]:
+        """Yield chunks when so many are unread."""
         try:
             while True:
-                while (chunks := self._buffer.take()) is None:
-                    self._buffer.wait()
-                if not chunks:
+                self._buffer.wait(num_chunks)
+                if not (chunks := self._buffer.take()):
                     return
                 yield from chunks
         finally:
             self.abort()
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks as they arrive; the asynchronous form of iteration."""
+    async def _aiterate(self, num_chunks: int) -> AsyncIterator[Chunk]:
         try:
-            while chunks := await self.next_chunks():
+            while chunks := await self._next_chunks(num_chunks):
                 for chunk in chunks:
                     yield chunk
         finally:
@@ -260,9 +273,12 @@ class AnswerReader:
         Raises:
             VlmkitError: the request failed.
         """
+        return await self._next_chunks(1)
+
+    async def _next_chunks(self, num_chunks: int) -> list[Chunk]:
         chunks = None
         while chunks is None:
-            if (news := self._buffer.news()) is not None:
+            if (news := self._buffer.news(num_chunks)) is not None:
                 await news
             else:  # a reader that never has to wait lets other tasks run
                 await asyncio.sleep(0)
@@ -276,14 +292,14 @@ class AnswerReader:
             VlmkitError: the request failed.
         """
         whole = WholeAnswer(self.num_choices)
-        for chunk in self:
+        for chunk in self._iterate(self._buffer.many_chunks):
             whole.add(chunk)
         return self._completion(whole)
 
     async def aresult(self) -> Completion:
         """Wait for the end and return the completion; the asynchronous form of ``result``."""
         whole = WholeAnswer(self.num_choices)
-        async for chunk in self:
+        async for chunk in self._aiterate(self._buffer.many_chunks):
             whole.add(chunk)
         return self._completion(whole)
 

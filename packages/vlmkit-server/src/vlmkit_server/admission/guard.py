@@ -24,7 +24,7 @@ class RateLimitGuard:
     def __init__(self, usages: TenantUsages) -> None:
         self._usages = usages
 
-    def __call__(
+    async def __call__(
         self, connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler
     ) -> None:
         """Find the usage that a request is charged to, and count the request.

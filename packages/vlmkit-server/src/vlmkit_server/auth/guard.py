@@ -33,7 +33,7 @@ class Guard:
     def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
 
-    def __call__(self, connection: Connection, handler: BaseRouteHandler) -> None:
+    async def __call__(self, connection: Connection, handler: BaseRouteHandler) -> None:
         """Find the key of a request and check its permission; OPTIONS needs no key.
 
         Raises:

@@ -103,6 +103,7 @@ class Channel:
 
     Attributes:
         is_behind: whether too many chunks are unread.
+        many_chunks: half of those; a reader of the whole answer waits for so many.
     """
 
     def __init__(
@@ -130,10 +131,12 @@ class Channel:
         self._image_timings = image_timings
         self._sent = sent
         self._max_unread = max_unread_tokens * num_choices
+        self.many_chunks = max(1, self._max_unread // 2)
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._num_waiting = 0  # threads
         self._future = acceptance
+        self._num_wanted = 0  # unread chunks that wake the reader; none wake it at any change
         self._chunks: list[Chunk] = []
         self._num_open = num_choices
         self._reasons: list[FinishReason] = []
@@ -191,6 +194,8 @@ class Channel:
             observers.notify("finished", self.facts, end)
 
     def _wake(self, wakeups: Wakeups) -> None:
+        if not self._has_news():
+            return
         if self._num_waiting:
             self._news.notify_all()
         if self._future is not None:
@@ -253,23 +258,24 @@ class Channel:
             raise self._error
         return None if self._num_open else []
 
-    def wait(self) -> None:
-        """Wait until :meth:`take` returns a list or raises."""
+    def wait(self, num_chunks: int) -> None:
+        """Wait for so many unread chunks, or the end."""
         with self._lock:
+            self._num_wanted = num_chunks
             self._num_waiting += 1
             try:
                 self._news.wait_for(self._has_news)
             finally:
                 self._num_waiting -= 1
 
-    def news(self) -> "asyncio.Future[None] | None":
-        """Return a future that is done when :meth:`take` has news; None if it has now.
+    def news(self, num_chunks: int) -> "asyncio.Future[None] | None":
+        """Return a future that is done with so many unread chunks, or the end; None if it is now.
 
         Raises:
             EngineError: another reader waits.
         """
         with self._lock:
-            return None if self._has_news() else self._next_change()
+            return self._next_change(num_chunks)
 
     async def accepted(self) -> None:
         """Wait until the scheduler has accepted the request.
@@ -283,16 +289,19 @@ class Channel:
             raise self._error
 
     def _has_news(self) -> bool:
-        return bool(self._chunks) or self.is_done
+        return len(self._chunks) >= self._num_wanted or self.is_done
 
     def _acceptance(self) -> "asyncio.Future[None] | None":
         with self._lock:
-            return None if self._is_accepted or self.is_done else self._next_change()
+            return None if self._is_accepted or self.is_done else self._next_change(0)
 
-    def _next_change(self) -> "asyncio.Future[None]":
+    def _next_change(self, num_chunks: int) -> "asyncio.Future[None] | None":
         """Return a future that is done when the channel changes; call it under the lock."""
         if self._future is not None and not self._future.done():
             raise EngineError("a stream can be read by one reader at a time")
+        self._num_wanted = num_chunks
+        if num_chunks and self._has_news():
+            return None
         self._future = asyncio.get_running_loop().create_future()
         return self._future
 
@@ -360,25 +369,30 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
+        return self._iterate(1)
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks as they come; the asynchronous form of iteration."""
+        return self._aiterate(1)
+
+    def _iterate(self, num_chunks: int) -> Iterator[Chunk]:
+        """Yield chunks when so many are unread; few wake-ups leave more time to the engine."""
         try:
-            while chunks := self._next_chunks():
+            while True:
+                self._channel.wait(num_chunks)
+                if not (chunks := self._channel.take(self._resume)):
+                    return
                 yield from chunks
         finally:
             self.abort()
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks as they come; the asynchronous form of iteration."""
+    async def _aiterate(self, num_chunks: int) -> AsyncIterator[Chunk]:
         try:
-            while chunks := await self.next_chunks():
+            while chunks := await self._next_chunks(num_chunks):
                 for chunk in chunks:
                     yield chunk
         finally:
             self.abort()
-
-    def _next_chunks(self) -> list[Chunk]:
-        while (chunks := self._channel.take(self._resume)) is None:
-            self._channel.wait()
-        return chunks
 
     async def next_chunks(self) -> list[Chunk]:
         """Wait for unread chunks and return all of them; an empty list at the end.
@@ -386,9 +400,12 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
+        return await self._next_chunks(1)
+
+    async def _next_chunks(self, num_chunks: int) -> list[Chunk]:
         chunks = None
         while chunks is None:
-            if (news := self._channel.news()) is not None:
+            if (news := self._channel.news(num_chunks)) is not None:
                 await news
             elif not self.is_done:  # a reader that never has to wait lets other tasks run
                 await asyncio.sleep(0)
@@ -410,7 +427,7 @@ class Stream:
             VlmkitError: the request failed.
         """
         whole = WholeAnswer(self.num_choices)
-        for chunk in self:
+        for chunk in self._iterate(self._channel.many_chunks):
             whole.add(chunk)
         return self._completion(whole)
 
@@ -418,7 +435,7 @@ class Stream:
         """Wait for the end and return the whole answer; the async form of :meth:`result`."""
         whole = WholeAnswer(self.num_choices)
         try:
-            async for chunk in self:
+            async for chunk in self._aiterate(self._channel.many_chunks):
                 whole.add(chunk)
         except BaseException:
             if whole.num_samples > NUM_AT_ONCE:

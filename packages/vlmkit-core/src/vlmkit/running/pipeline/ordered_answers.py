@@ -6,7 +6,6 @@ that runs, so that a free slot is filled at once. It does not know how a request
 
 import asyncio
 import threading
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -37,8 +36,6 @@ Result = Completion | VlmkitError
 REQUESTS_PER_SLOT = 2  # one runs, and one waits
 MAX_AHEAD_TOKENS = 2**20  # of answers in memory, while an earlier request has none
 RETRY_S = 0.1
-PERIOD_S = 0.005  # between two looks at the answers
-READ_AFTER_S = 0.5  # from the start of an answer; the engine holds one with too many unread tokens
 
 
 class OrderedAnswers(Generic[T]):
@@ -59,8 +56,9 @@ class OrderedAnswers(Generic[T]):
         self._runner = runner
         self._make = make
         self._submit = submit
-        self._workers = ThreadPoolExecutor(runner.facts.bounds.num_workers, "vlmkit-answers")
-        self._ends = AnswerEnds()
+        # The engine loop needs a processor, too.
+        num_threads = max(1, runner.facts.bounds.num_workers - 1)
+        self._workers = ThreadPoolExecutor(num_threads, "vlmkit-answers")
         self._num_answering = 0
         self._tasks: OrderedTasks[Result] = OrderedTasks(
             REQUESTS_PER_SLOT * runner.facts.limits.max_sequences, MAX_AHEAD_TOKENS, _num_tokens
@@ -136,7 +134,6 @@ class OrderedAnswers(Generic[T]):
             stream = await self._started(item)
             self._num_answering += 1
             try:
-                await self._ends.wait(stream)
                 return await stream.aresult()
             except BaseException:
                 stream.abort()
@@ -175,38 +172,6 @@ class OrderedAnswers(Generic[T]):
                     if not self._num_answering:  # whose images would be freed
                         raise
             await asyncio.sleep(RETRY_S)
-
-
-class AnswerEnds:
-    """Waits for the ends of answers, without waking for each token as a reader does.
-
-    Those wakes take a tenth of the time of a small model.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], tuple[AnswerStream, float]] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    async def wait(self, stream: AnswerStream) -> None:
-        """Wait until an answer has ended, or is so old that it must be read."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[ended] = stream, time.monotonic() + READ_AFTER_S
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._watch())
-        try:
-            await ended
-        finally:
-            self._waiting.pop(ended, None)
-
-    async def _watch(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(PERIOD_S)
-            now = time.monotonic()
-            for ended, (stream, must_read_s) in self._waiting.items():
-                is_over = len(stream.reasons) == stream.num_choices or now >= must_read_s
-                if is_over and not ended.done():
-                    ended.set_result(None)
-        self._task = None
 
 
 def _abort(stream: AnswerStream) -> None:
