@@ -55,7 +55,8 @@ def batch(
     from vlmkit_server.commands.serve import prepared
 
     with heap.paused_collection():
-        found = prepared([] if model is None else [model], config_file, assignments, {})
+        names = [] if model is None else [model]
+        found = prepared(names, config_file, assignments, {}, listens=False)
     num = num_lines(input_file, found.settings.max_body_bytes)
     images = images or input_file.absolute().parent
     if not asyncio.run(_answer(found, input_file, output_file, images, num)):

@@ -99,7 +99,7 @@ def serve(
         _check(context, models, config_file, assignments, address)
         return
     with heap.paused_collection():
-        found = prepared(models, config_file, assignments, address)
+        found = prepared(models, config_file, assignments, address, listens=True)
     with _shown_log(found.settings.log_format, debug=context.obj.debug):
         _log_plugins(found.plugins, found.config)
         _run(found, opens=opens)
@@ -132,20 +132,33 @@ def prepared(
     config_file: Path | None,
     assignments: Sequence[str],
     address: Mapping[str, str],
+    *,
+    listens: bool,
 ) -> Prepared:
     """Read the config, and build the components of the server; loads no model.
 
+    Args:
+        models: names of models; those of the config when empty.
+        config_file: the config; that of the environment, if there is one, when None.
+        assignments: settings that override it.
+        address: the options that override ``server.host`` and other settings.
+        listens: whether clients reach the server, so that a public address needs keys.
+
     Raises:
         click.UsageError: there is no model, or two have one name.
-        VlmkitError: the config is invalid, or a component cannot be built.
+        VlmkitError: the config is invalid, a public address has no keys, or a component cannot be
+            built.
     """
     from vlmkit.assembly.sources import name_of, refuse_unknown
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components, component_names_of
     from vlmkit_server.commands.components import apis, model_spec, monitors, tool_sources
+    from vlmkit_server.http.listening import refuse_unguarded
 
     layered, plugins = read_with_plugins(config_file, assignments, address)
     config, settings = layered.config, settings_of(layered.config)
+    if listens:  # before the log of plugins and risks, which would bury this error
+        refuse_unguarded(settings)
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)
     for entry in entries:  # a misspelt name is reported before the port opens
