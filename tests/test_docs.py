@@ -416,6 +416,15 @@ def test_the_code_of_the_page_on_constraints_runs_unchanged(tmp_path):
     assert set(nest) <= set("(x)")
 
 
+def test_the_command_of_the_page_on_constraints_answers_in_json_of_its_schema(tmp_path):
+    PIL.Image.new("RGB", (8, 6), "red").save(tmp_path / "shape.png")
+    page = "docs/how-to/constrain.md"
+    (schema,), (command,) = blocks(page, "json"), blocks(page, "console")
+    (tmp_path / "shape.json").write_text(schema)
+    (answer,) = run_commands([command.strip()], tmp_path)
+    assert list(json.loads(answer)) == json.loads(schema)["required"]
+
+
 COMPARISON = "docs/explanation/comparison.md"
 
 

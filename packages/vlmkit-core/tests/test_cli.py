@@ -32,13 +32,10 @@ from vlmkit.cli import (
     vlmkit as group,
 )
 from vlmkit.cli.models import describe
-from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import BITS, weights_of
 from vlmkit.plugins import machine
-from vlmkit.plugins.registry import BuildContext
-from vlmkit.settings.plugins import PluginSettings
 from vlmkit.types.completion import Chunk
 from vlmkit.types.delta import ReasoningDelta, TextDelta
 from vlmkit_server.commands.serve import _example
@@ -48,6 +45,11 @@ VLMKIT = [sys.executable, "-m", "vlmkit"]
 HEAVY = {"numpy", "PIL", "litestar", "uvicorn", "torch", "transformers", "httpx2", "rich"}
 SLOW = json.dumps({"mock": {"text": "tick ", "tokens": 4000, "latency_s": 0.02}})
 PLUGIN_API = "from vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = 1\n"
+UNBUILDABLE = (
+    f"{PLUGIN_API}"
+    "def build(context):\n    raise AssertionError('built')\n"
+    "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('broken', build)\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +287,65 @@ def test_json_lines_without_an_error_exit_with_0(
     assert all("40x30" in line["text"] for line in lines)
 
 
+TOO_DEEP = b'{"not": ' * 70 + b"true" + b"}" * 70
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", "a schema must be JSON"),
+        (b"{'type': 'object'}", "a schema must be JSON"),
+        (b'{"const": "\xff"}', "a schema must be JSON"),
+        (b"[" * 500_000, "a schema must be JSON, of bounded depth"),
+        (b'"object"', "a schema must be a JSON object, true or false"),
+        (b'{"title": "%b"}' % (b"x" * 70_000), "over the limit of 65536 characters"),
+        (b" " * 600_000 + b"{}", "over the limit of 65536 characters"),
+        (b'{"minItems": 100001}', "minItems: 100001 is over the limit of 100000"),
+        (TOO_DEEP, "depth of a schema"),
+    ],
+)
+@pytest.mark.parametrize("lines", [[], ["--jsonl"]])
+def test_an_invalid_schema_is_one_error_before_the_model_is_built(
+    content: bytes,
+    error: str,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    image: Path,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(content)
+    plugin = tmp_path / "unbuildable.py"
+    plugin.write_text(UNBUILDABLE)
+    settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=broken"]
+    arguments = ["ask", "mock", "x", "--image", str(image), "--schema", str(file), *lines]
+    assert run([*arguments, *settings]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    first, hint = shown.err.splitlines()
+    assert first.startswith(f"error: --schema: file {str(file)!r}: ")
+    assert error in first
+    assert hint == "hint: `vlmkit ask --help` shows how it is used"
+
+
+@pytest.mark.parametrize("lines", [[], ["--json"], ["--jsonl"]])
+def test_a_schema_that_nothing_enforces_is_one_error(
+    lines: list[str], capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    images = ["--image", str(broken)] * (lines == ["--jsonl"]) + ["--image", str(image)]
+    arguments = ["ask", "mock", "x", *images, "--schema", str(file), *lines]
+    assert run([*arguments, "--set", "constraint.use=none"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    error, hint = shown.err.splitlines()
+    assert error.startswith("error: no plugin is in use here")
+    assert "vlmkit-guidance" in hint
+
+
 def test_the_only_model_can_be_asked_without_its_name_and_is_named(
     capsys: pytest.CaptureFixture[str], image: Path, tmp_path: Path
 ) -> None:
@@ -387,6 +448,8 @@ def test_help_is_also_a_command(names: list[str], capsys: pytest.CaptureFixture[
         (["ask", "mock", "x", "--image", "http://127.0.0.1:9/a"], 1, "fetched: Conn", "address"),
         (["ask", "mock", "x", "--jsonl"], 2, "--jsonl needs --image", "vlmkit ask --help"),
         (["ask", "mock", "x", "--jsonl", "--image", "/none/*.png"], 1, "no file matches", "check"),
+        (["ask", "mock", "x", "--schema", "/no.json"], 2, "file '/no.json' cannot be read", "help"),
+        (["ask", "mock", "x", "--schema", "/"], 2, "file '/' cannot be read", "ask --help"),
         (["ask", "mock", "x", "-m", "0"], 2, "0 is not in the range", "x>=1"),
         (["ask", "mock", "x", "--temperature", "3"], 2, "3.0 is not in the range", "0<=x<=2"),
         (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),
@@ -459,11 +522,7 @@ def test_an_invalid_image_is_named_before_the_model_is_built(
     invalid = tmp_path / "notes.png"
     invalid.write_text("no picture")
     plugin = tmp_path / "unbuildable.py"
-    plugin.write_text(
-        f"{PLUGIN_API}"
-        "def build(context):\n    raise AssertionError('built')\n"
-        "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('broken', build)\n"
-    )
+    plugin.write_text(UNBUILDABLE)
     settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=broken"]
     sources = ["--image", str(image), "--image", str(invalid)]
     assert run(["ask", "mock", "x", *sources, *settings]) == 1
@@ -1236,37 +1295,6 @@ def test_sizes_are_printed_in_a_suitable_unit() -> None:
 
 
 DOCS = Path(__file__).parents[3] / "docs"
-
-
-def added_commands(group: str) -> Iterator[click.Command]:
-    """Yield the commands that other vlmkit distributions add to a group."""
-    commands = load_plugins(PluginSettings(only=())).commands
-    prefix = f"{group} ".removeprefix("vlmkit ")
-    for each in commands:
-        if each.name.startswith(prefix) and " " not in each.name.removeprefix(prefix):
-            yield commands.build(each.name, {}, BuildContext())
-
-
-def leaf_commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(command, click.Group):
-        if command.invoke_without_command and command is not group:
-            yield name, command
-        for inner in (*command.commands.values(), *added_commands(name)):
-            yield from leaf_commands(inner, f"{name} {inner.name}")
-    else:
-        yield name, command
-
-
-def test_the_reference_lists_every_command_with_its_options() -> None:
-    page = (DOCS / "reference/cli.md").read_text()
-    parts = dict(re.findall(r"^## `(.*?)`\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
-    commands = dict(leaf_commands(group, "vlmkit"))
-    assert set(parts) == set(commands)
-    for name, command in commands.items():
-        own = [p for p in command.params if isinstance(p, click.Option)]
-        shared = {"config_file", "assignments"}
-        options = {option for p in own if p.name not in shared for option in p.opts}
-        assert set(re.findall(r"`(-[\w-]+)`", parts[name])) == options, name
 
 
 def test_commands_of_the_guide_that_use_the_mock_run(

@@ -16,6 +16,7 @@ from vlmkit.cli import output
 if TYPE_CHECKING:
     from vlmkit.model import Model
     from vlmkit.running.pipeline.ordered_answers import Result
+    from vlmkit.types.constraint import JsonSchema
     from vlmkit.types.request import Request
 
 PERIOD_S = 1.0
@@ -23,7 +24,11 @@ MAX_NAME_CHARS = 4096  # the longest path of Linux; a data: URL may be longer
 
 
 def write_answers(
-    model: "Model", question: str, sources: Sequence[str], params: dict[str, Any]
+    model: "Model",
+    question: str,
+    sources: Sequence[str],
+    constraint: "JsonSchema | None",
+    params: dict[str, Any],
 ) -> int:
     """Answer a question about each image, write the lines in order, and return how many failed.
 
@@ -31,10 +36,11 @@ def write_answers(
         model: answers.
         question: the question.
         sources: paths and URLs of images, or ``-`` for standard input.
+        constraint: the schema of each answer.
         params: sampling parameters.
 
     Raises:
-        RequestError: a parameter is invalid.
+        RequestError: a parameter is invalid, or the constraint cannot be enforced.
         EngineFailed: the engine failed for good.
     """
     from vlmkit.cli.images import opened
@@ -42,10 +48,12 @@ def write_answers(
     from vlmkit.running.pipeline.ordered_answers import OrderedAnswers
 
     model.params(**params)  # an invalid one is an error before any answer
+    if constraint is not None:
+        _refuse_unenforceable(model, question, constraint)
 
     def request(source: str) -> "Request":
         part = opened(source, model.facts.bounds, decodes=False)
-        return model.request(question, images=part, **params)
+        return model.request(question, images=part, constraint=constraint, **params)
 
     num_failed, progress = 0, _Progress(len(sources))
     answers = OrderedAnswers(model.runner, request, model.submit)
@@ -56,6 +64,23 @@ def write_answers(
         progress.show(num_failed)
     progress.close()
     return num_failed
+
+
+def _refuse_unenforceable(model: "Model", question: str, constraint: "JsonSchema") -> None:
+    """Compile a constraint once, which would otherwise fail anew for each image.
+
+    Raises:
+        ConstraintError: it cannot be compiled here.
+    """
+    from vlmkit.errors import ConstraintError, RequestError
+
+    request = model.request(question, constraint=constraint, max_tokens=1)
+    try:
+        model.submit(request).abort()
+    except ConstraintError:
+        raise
+    except RequestError:  # the question without an image; each line reports its own error
+        pass
 
 
 def _line(result: "Result") -> dict[str, Any]:

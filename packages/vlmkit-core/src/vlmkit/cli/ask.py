@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.model import Model
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.types.constraint import JsonSchema
     from vlmkit.types.media import FilePart
     from vlmkit.types.message import ImagePart
     from vlmkit.types.request import Request
@@ -47,6 +48,13 @@ class AskCommand(click.Command):
     help="Image or document to ask about. Accepts several files, patterns such as '*.png', and may "
     "be repeated; - reads standard input.",
 )
+@click.option(
+    "--schema",
+    "schema_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Answer in JSON that matches the JSON schema in this file.",
+)
 @options.sampled
 @options.as_json
 @options.as_json_lines("Ask about each image separately, and write a line of JSON for each.")
@@ -58,6 +66,7 @@ def ask(  # noqa: PLR0913 - one for each argument and option
     model: str | None,
     prompt: str | None,
     images: Sequence[str],
+    schema_file: Path | None,
     max_tokens: int | None,
     temperature: float | None,
     seed: int | None,
@@ -75,9 +84,11 @@ def ask(  # noqa: PLR0913 - one for each argument and option
     from vlmkit.assembly.sources import name_of, refuse_unknown
     from vlmkit.cli.images import matching
     from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
+    from vlmkit.cli.schema_file import schema_of
 
     if as_json_lines and (as_json or not images):
         raise click.UsageError("--jsonl needs --image, and excludes --json")
+    constraint = None if schema_file is None else schema_of(schema_file)
     layered, plugins = read_with_plugins(config_file, assignments)
     if model is not None and prompt is None and not _is_model(model, layered.config, plugins):
         model, prompt = None, model
@@ -93,12 +104,12 @@ def ask(  # noqa: PLR0913 - one for each argument and option
     if not is_named:
         click.echo(f"model: {name_of(target.entry)}", err=True)
     if as_json_lines:
-        if _write_lines(target, question, matching(images), params):
+        if _write_lines(target, question, matching(images), constraint, params):
             context.exit(1)
         return
     parts = _checked(images, target)  # before loading the model, which takes long
     with opened(target) as loaded:
-        request = loaded.request(question, images=parts, **params)
+        request = loaded.request(question, images=parts, constraint=constraint, **params)
         if as_json:
             output.json(_report(loaded, request))
         else:
@@ -214,14 +225,18 @@ def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FileP
 
 
 def _write_lines(
-    target: "Wanted", question: str, sources: Sequence[str], params: dict[str, Any]
+    target: "Wanted",
+    question: str,
+    sources: Sequence[str],
+    constraint: "JsonSchema | None",
+    params: dict[str, Any],
 ) -> int:
     """Answer a question about each image, and return how many failed."""
     from vlmkit.cli.answer_lines import write_answers
     from vlmkit.cli.loading import opened
 
     with opened(target) as loaded:
-        num_failed = write_answers(loaded, question, sources, params)
+        num_failed = write_answers(loaded, question, sources, constraint, params)
     num, failed = len(sources), f", {num_failed:,} failed" * bool(num_failed)
     click.echo(f"{num:,} {'image' if num == 1 else 'images'}{failed}", err=True)
     return num_failed

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from vlmkit.errors import ConstraintError
 
 MAX_CHARS = 2**16  # of one constraint
+MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # of a schema as JSON, white space included
 MAX_TEXTS = 4096  # of one choice
 
 
@@ -131,6 +134,23 @@ class Lark:
 
 
 Constraint = JsonSchema | JsonObject | Regex | OneOf | Lark
+
+
+def decoded_schema(content: bytes | msgspec.Raw) -> Any:
+    """Return a schema as Python values, for :meth:`JsonSchema.of`; white space is not counted.
+
+    Args:
+        content: the schema as JSON in UTF-8, such as the content of a file.
+
+    Raises:
+        ConstraintError: it is not JSON, or too large.
+    """
+    if memoryview(content).nbytes > MAX_SCHEMA_BYTES:
+        raise ConstraintError(f"a schema is over the limit of {MAX_CHARS} characters")
+    try:
+        return msgspec.json.decode(content)
+    except (ValueError, RecursionError):  # a client's text is in these errors
+        raise ConstraintError("a schema must be JSON, of bounded depth") from None
 
 
 def check_constraint(constraint: object) -> None:

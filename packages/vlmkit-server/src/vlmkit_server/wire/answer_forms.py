@@ -13,18 +13,17 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.types.constraint import (
-    MAX_CHARS,
     Constraint,
     JsonObject,
     JsonSchema,
     Lark,
     OneOf,
     Regex,
+    decoded_schema,
 )
 
 _FORMAT = "response_format"
 SchemaName = Annotated[str, Meta(max_length=512)]
-MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as sent, white space included
 
 
 class TextForm(msgspec.Struct, tag_field="type", tag="text"):
@@ -181,21 +180,12 @@ def _given(value: Raw | UnsetType) -> Raw | None:
 
 def _schema(value: Raw) -> JsonSchema:
     """Return the constraint of a schema, or of a schema's text."""
-    schema = _decoded(value)
+    schema = decoded_schema(value)
     return JsonSchema(schema) if isinstance(schema, str) else JsonSchema.of(schema)
 
 
 def _described(value: Raw, *, is_strict: bool = False) -> JsonSchema:
-    return JsonSchema.of(_decoded(value), is_strict=is_strict)
-
-
-def _decoded(value: Raw) -> Any:
-    if len(value) > MAX_SCHEMA_BYTES:
-        raise ConstraintError(f"a schema is over the limit of {MAX_CHARS} characters")
-    try:
-        return msgspec.json.decode(value)
-    except (ValueError, RecursionError):  # an undecoded value is not checked, either
-        raise ConstraintError("a schema must be JSON, of bounded depth") from None
+    return JsonSchema.of(decoded_schema(value), is_strict=is_strict)
 
 
 def _choice(texts: list[str]) -> OneOf:

@@ -22,6 +22,7 @@ MAX_ROUNDS = 4  # keywords left out of one schema
 MAX_SHOWN_CHARS = 256  # of a path
 ANY_OBJECT = '{"type":"object"}'  # the arguments of a tool
 ANY_VALUE = "true"  # one argument
+LEAVE_OUT = "leave it out: only a schema that is not strict may have it"
 
 Compile = Callable[[Constraint], MakeMatcher]
 TryPart = Callable[[Constraint], None]
@@ -171,7 +172,7 @@ class _SchemaPart:
         error = ConstraintError(
             f"the constraint cannot be compiled: at #{_shown(self.given.place + left_out.path)}, "
             f"{subject} {left_out.reason}",
-            hint="leave it out, or do not ask for a strict schema" if self.given.is_strict else "",
+            hint=LEAVE_OUT if self.given.is_strict else "",
             keyword=left_out.keyword,
         )
         error.param = "tools" if self.given.tool else error.param
