@@ -3,6 +3,7 @@
 import pkgutil
 import re
 
+import click
 import pytest
 
 import architecture_page
@@ -13,6 +14,10 @@ import vlmkit.kit
 import vlmkit.types
 import vlmkit_server.interfaces
 import wire_page
+from vlmkit import cli
+from vlmkit.config.plugin_loading import load_plugins
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit_testing import project
 
 
@@ -173,3 +178,33 @@ def test_the_python_page_states_how_to_load_and_generate_and_the_errors():
     text = interfaces_page.python()
     for name in ("load(", "fetch(", "- **`generate(", "- **`async astream(", "`RequestError"):
         assert name in text
+
+
+def commands_of(command, name):
+    """Yield a command, or those of a group, with the names that a user types."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    if command.invoke_without_command and command is not cli.vlmkit:
+        yield name, command
+    for inner in command.commands.values():
+        yield from commands_of(inner, f"{name} {inner.name}")
+
+
+def test_the_reference_lists_every_command_with_its_options():
+    page = (interfaces_page.ROOT / "docs/reference/cli.md").read_text()
+    parts = dict(re.findall(r"^## `(.*?)`\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    commands = dict(commands_of(cli.vlmkit, "vlmkit"))
+    added = load_plugins(PluginSettings()).commands
+    for each in added:
+        if [*interfaces_page.ROOT.glob(f"p*/{each.plugin}")]:  # a distribution of this repository
+            command = added.build(each.name, {}, BuildContext())
+            commands |= commands_of(command, f"vlmkit {each.name}")
+    assert set(parts) == set(commands)
+    assert {"vlmkit serve", "vlmkit keys add", "vlmkit mcp", "vlmkit export"} <= set(commands)
+    for name, command in commands.items():
+        own = [p for p in command.params if isinstance(p, click.Option)]
+        shared = {"config_file", "assignments"}
+        options = {option for p in own if p.name not in shared for option in p.opts}
+        table = re.findall(r"^\| (.*?) \|", parts[name], re.MULTILINE)
+        assert set(re.findall(r"`(-[\w-]+)`", " ".join(table))) == options, name
