@@ -285,38 +285,26 @@ def test_a_client_without_limits_gets_no_limit_headers(keys):
         assert not [name for name in answer.headers if "ratelimit" in name]
 
 
-def served(folder, keys, *more):
+def served(folder, keys, *more, usage_file="usage.sqlite"):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
-    for setting in (
-        f"server.keys_file={keys.path}",
-        f"server.limits.usage_file={folder / 'usage.sqlite'}",
-        *more,
-    ):
+    file = [f"server.limits.usage_file={folder / usage_file}"] if usage_file else []
+    for setting in (f"server.keys_file={keys.path}", *file, *more):
         command += ["--set", setting]
     return process(command, folder)
+
+
+def is_ready(server, secret):
+    return eventually(lambda: server.get("/readyz", headers=bearer(secret)).status_code == 200)
 
 
 def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     secret = keys("requests=5/month", f"tokens={MANY}")
 
     def send(server, num):
-        assert eventually(lambda: server.http.get(f"{server.url}/healthz").status_code == 200)
-        return [
-            server.http.post(
-                f"{server.url}/v1/chat/completions", json=chat(), headers=bearer(secret)
-            )
-            for _ in range(num)
-        ]
-
-    def ready(server):
-        return eventually(
-            lambda: (
-                server.http.get(f"{server.url}/readyz", headers=bearer(secret)).status_code == 200
-            )
-        )
+        return [server.post(chat(), headers=bearer(secret)) for _ in range(num)]
 
     with served(tmp_path, keys) as server:
-        assert ready(server)
+        assert is_ready(server, secret)
         assert [each.status_code for each in send(server, 2)] == [200, 200]
         base = tmp_path / "usage.sqlite"
         with pytest.raises(ConfigError, match="usage file"):
@@ -325,7 +313,7 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
         server.process.kill()
         server.process.wait()
     with served(tmp_path, keys) as server:
-        assert ready(server)
+        assert is_ready(server, secret)
         [answer] = send(server, 1)
         assert answer.headers["x-ratelimit-remaining-requests"] == "2"
         server.process.terminate()
@@ -335,6 +323,56 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     assert rows["requests"] == 3
     assert rows["tokens"] > 0
     assert base.stat().st_mode & 0o077 == 0
+
+
+def test_without_a_usage_file_limits_of_a_day_and_a_month_restart_with_the_server(keys, tmp_path):
+    daily, monthly = keys("requests=2/day"), keys("requests=2/month", name="two")
+
+    def statuses(server, num):
+        return [
+            server.post(chat(), headers=bearer(secret)).status_code
+            for secret in (daily, monthly)
+            for _ in range(num)
+        ]
+
+    for _ in range(2):
+        with served(tmp_path, keys, usage_file="") as server:
+            assert is_ready(server, daily)
+            assert statuses(server, 3) == [200, 200, 429] * 2
+            server.process.terminate()
+            assert server.process.wait(60) == 0
+
+
+KILLS = 8  # a busy machine may delay a write; it never hastens one
+
+
+@pytest.mark.posix
+def test_a_killed_server_loses_a_second_of_usage_and_no_more(keys, tmp_path):
+    """An answer in progress counts, too: the file has its tokens so far."""
+    secret = keys(f"requests={MANY}", "tokens=1000000000/day")
+    endless = scripted(text="x", tokens=100_000, latency_s=0.01)
+    for number in range(KILLS):
+        (folder := tmp_path / str(number)).mkdir()
+        with served(folder, keys) as server:
+            assert is_ready(server, secret)
+            client = server.client.with_options(api_key=secret)
+            stream = client.chat.completions.create(
+                **chat(endless, max_tokens=100_000), stream=True
+            )
+            next(stream)
+            answer = server.post(chat(max_tokens=8), headers=bearer(secret))
+            ends_s = time.monotonic() + 1.2
+            while time.monotonic() < ends_s:
+                next(stream)
+            server.process.kill()
+            server.process.wait()
+            stream.close()
+        with contextlib.closing(sqlite3.connect(folder / "usage.sqlite")) as found:
+            used = dict(found.execute("select unit, num_used from usage"))
+        least = answer.json()["usage"]["total_tokens"] + len(endless)
+        if used.get("requests") == 2 and used["tokens"] > least:
+            return
+    pytest.fail(f"usage of more than a second was lost with each of {KILLS} servers")
 
 
 def test_an_invalid_usage_file_is_reported(tmp_path):

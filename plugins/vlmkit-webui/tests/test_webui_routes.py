@@ -56,6 +56,18 @@ def test_the_page_is_not_there_for_other_machines_unless_enabled(host: str) -> N
     assert {*FILES, "/"} <= paths_of(WebPageSettings(enabled=True), host=host)
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_behind_a_proxy_on_this_machine_the_page_is_there_unless_disabled(
+    enabled: bool, tmp_path: Path
+) -> None:
+    options = ["--set", 'server.allowed_hosts=["models.example.com"]']
+    options += [] if enabled else ["--set", "apis.webui.enabled=false"]
+    proxied = {"host": "models.example.com", "x_forwarded_for": "203.0.113.7", "accept": HTML}
+    with PageServer(tmp_path, options) as server:
+        assert ("webui/app.js" in server.get("/", **proxied).text) is enabled
+        assert server.get(FILES[0], **proxied).status_code == (200 if enabled else 404)
+
+
 def test_without_the_page_there_is_the_start_page_of_the_server(tmp_path: Path) -> None:
     with PageServer(tmp_path, ["--set", "apis.webui.enabled=false"]) as server:
         assert "/v1/capabilities" in server.get("/", accept=HTML).text
