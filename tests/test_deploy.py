@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -252,31 +253,77 @@ def is_ready(health):
         return error.close()
 
 
-def test_the_config_of_a_pod_serves_and_exports_what_the_autoscaler_asks_for(tmp_path):
-    for folder in ("keys", "tls"):
-        (tmp_path / folder).mkdir()
+@contextmanager
+def pod(folder, text):
+    """Run a server with the config of a pod, and with the files of its secrets; as `process`."""
+    for name in ("keys", "tls"):
+        (folder / name).mkdir()
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(tmp_path / "tls/tls.key")
+    certificate.private_key_pem.write_to_path(folder / "tls/tls.key")
     for pem in certificate.cert_chain_pems:
-        pem.write_to_path(tmp_path / "tls/tls.crt", append=True)
+        pem.write_to_path(folder / "tls/tls.crt", append=True)
     subprocess.run(
         [sys.executable, "-m", "vlmkit", "keys", "add", "a", "--file", "keys/keys.jsonl"],
         check=True,
         capture_output=True,
-        cwd=tmp_path,
+        cwd=folder,
     )
-    text = (BASE / "vlmkit.toml").read_text().replace("/etc/vlmkit", str(tmp_path))
-    (tmp_path / "vlmkit.toml").write_text(text)
-    with process(shlex.split("vlmkit serve --config vlmkit.toml"), tmp_path) as (api, health):
+    (folder / "vlmkit.toml").write_text(text.replace("/etc/vlmkit", str(folder)))
+    with process(shlex.split("vlmkit serve --config vlmkit.toml"), folder) as (api, health):
         assert api.startswith("https://")
-        with urllib.request.urlopen(f"{health}/metrics", timeout=300) as answer:
-            page = answer.read().decode()
+        trust = ssl.create_default_context()
+        authority.configure_trust(trust)
+        yield api, health, trust
+
+
+def test_the_config_of_a_pod_serves_and_exports_what_the_autoscaler_asks_for(tmp_path):
+    with (
+        pod(tmp_path, (BASE / "vlmkit.toml").read_text()) as (_, health, _),
+        urllib.request.urlopen(f"{health}/metrics", timeout=300) as answer,
+    ):
+        page = answer.read().decode()
     exported = set(re.findall(r"^(vlmkit_\w+)\{", page, re.MULTILINE))
     _, queries = autoscaling_metrics()
     used = {name for query in queries.values() for name in re.findall(r"(vlmkit_\w+)\{", query)}
     assert used
     assert used <= exported
+
+
+def shown(url, trust=None):
+    """Return the status and the text that a browser without a key gets."""
+    asked = urllib.request.Request(url, headers={"accept": "text/html"})
+    try:
+        with urllib.request.urlopen(asked, timeout=300, context=trust) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.parametrize("has_page", [False, True])
+def test_a_pod_has_a_web_page_only_with_the_settings_of_the_guide(has_page, tmp_path):
+    text = (BASE / "vlmkit.toml").read_text()
+    (sections,) = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    before, _, last = text.partition("[plugins]")
+    only = tomllib.loads(sections)["plugins"]["only"]
+    assert only == [*tomllib.loads(last)["only"], "vlmkit-webui"]
+    with pod(tmp_path, before + sections if has_page else text) as (api, _, trust):
+        status, start = shown(f"{api}/", trust)
+        assert status == 200
+        assert ("webui/app.js" in start) is has_page
+        assert "demo" not in start
+        assert shown(f"{api}/webui/app.js", trust)[0] == (200 if has_page else 404)
+        assert shown(f"{api}/v1/models", trust)[0] == 401
+
+
+def test_a_variable_enables_the_web_page_of_a_container(tmp_path):
+    (variable,) = re.findall(r"--env (VLMKIT_APIS\w+)=true", GUIDE.read_text())
+    own = {"VLMKIT_CONFIG": str(DEPLOY / "vlmkit.toml"), "VLMKIT_SERVER__API_KEY": "k" * 16}
+    for value, has_page in (("true", True), ("false", False)):
+        environ = os.environ | own | {variable: value}
+        with process(["vlmkit", "serve"], tmp_path, environ) as (api, _):
+            assert ("webui/app.js" in shown(f"{api}/")[1]) is has_page
 
 
 def read(url):
