@@ -25,6 +25,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, SERVER, TESTING = (f"packages/vlmkit-{name}" for name in ("core", "server", "testing"))
+QUANTIZED = "packages/vlmkit-quantized"
 TOGETHER = "packages/vlmkit"  # has no code
 MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
@@ -38,6 +39,7 @@ TESTED = (CORE, SERVER, TESTING, MOCK)
 """What tests of a plugin need beside it."""
 ALL = [
     *TESTED,
+    QUANTIZED,
     HF_CONVERT,
     TORCH_QUANTIZED,
     ONNX_EXPORT,
@@ -259,7 +261,7 @@ def core_alone(session: nox.Session) -> None:
 @nox.session
 def torchvision(session: nox.Session) -> None:
     """Compare our image processors with those that want torchvision; try towers of timm with it."""
-    install(session, *TESTED, HF, TORCH, groups=("test",))
+    install(session, *TESTED, HF, QUANTIZED, TORCH, groups=("test",))
     # Without what it requires: its builds want a torch of theirs, and pictures need none of that.
     session.install("-q", *TORCH_PIN, "pillow", "numpy")
     session.install("-q", "--no-deps", "torchvision==0.28.*", "timm>=1.0")
@@ -320,7 +322,7 @@ def lowest(path: str) -> list[str]:
 @nox.session(default=False)
 def clients_server(session: nox.Session) -> None:
     """Install the server that ``clients`` meet."""
-    install(session, *TESTED, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE, OLLAMA)
+    install(session, *TESTED, HF, ONNX_CPU, QUANTIZED, TORCH, DEMO, GUIDANCE, OLLAMA)
 
 
 @nox.session(default=False, requires=["clients_server"])
@@ -400,7 +402,7 @@ def types(session: nox.Session) -> None:
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
     """Write the pages that are made of the sources: references, and the map of imports."""
-    install(session, CORE, SERVER, TESTING)
+    install(session, CORE, SERVER, TESTING, QUANTIZED)
     session.install("-q", "--no-deps", "-e", TORCH)  # its interfaces import no torch
     session.run("python", "tests/interfaces_page.py")
     session.run("python", "tests/architecture_page.py")

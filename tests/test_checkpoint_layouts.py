@@ -138,7 +138,7 @@ def test_an_unsupported_layout_is_refused_at_load_with_its_reason(
 DOCTORED = {
     "a missing shard": "is missing; fetch it again",
     "a family that comes with its code": "which is never run; there may be a conversion",
-    "weights by gptq": "must be installed, which was never tried with vlmkit; load the model",
+    "weights by hqq": "must be installed, which was never tried with vlmkit; load the model",
     "tiktoken's vocabulary alone": "what its control tokens are; fetch tokenizer.json",
 }
 
@@ -241,11 +241,11 @@ def test_the_reason_is_stated_once_if_the_config_names_no_engine(
     folder = made(Layout("gguf", weights.GGUF), saved, tmp_path)
     with pytest.raises(CheckpointError, match="its weights are GGUF"):
         vlmkit.load(folder)
-    folder = made(Layout("gptq", quantized.by("gptq")), saved, tmp_path / "other")
+    folder = made(Layout("hqq", quantized.by("hqq")), saved, tmp_path / "other")
     with pytest.raises(PluginUnavailable) as caught:
         vlmkit.load(folder)
 
-    assert str(caught.value).count("quantized by 'gptq'") == 1
+    assert str(caught.value).count("quantized by 'hqq'") == 1
     assert caught.value.hint == "load the model that it was made from"
 
 

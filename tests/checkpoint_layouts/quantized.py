@@ -100,7 +100,6 @@ def unknown(method: str, change: Change) -> Layout:
 HOW = f"{ENGINE}its weights are quantized, and config.json does not say how"
 
 LAYOUTS = [
-    never_seen("gptq", "optimum and gptqmodel", bits=4, group_size=128),
     never_seen("awq", "gptqmodel", bits=4, group_size=128),
     never_seen("hqq", "hqq"),
     never_seen("quanto", "optimum.quanto"),
@@ -112,6 +111,12 @@ LAYOUTS = [
         by("bitsandbytes", load_in_8bit=True),
         f"{ENGINE}its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations "
         "by what else is in a step, so that answers would depend on other requests",
+        UNQUANTIZED,
+    ),
+    Layout(
+        "weights by gptq, which are plain",
+        by("gptq", bits=4, group_size=128),
+        f"{ENGINE}its quantization_config describes quantized layers, and it has none",
         UNQUANTIZED,
     ),
     unknown("modelopt", by("modelopt")),

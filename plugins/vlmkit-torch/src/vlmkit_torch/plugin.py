@@ -37,6 +37,12 @@ def _build_sdpa(_: BuildContext) -> AttentionBackend:
     return SdpaAttention()
 
 
+def _build_quantized_reader(context: BuildContext) -> WeightReader:
+    from vlmkit_torch.loading.own_readers import QuantizedReader
+
+    return QuantizedReader(context.files)
+
+
 def _build_transformers_reader(_: BuildContext) -> WeightReader:
     from vlmkit_torch.loading.own_readers import TransformersReader
 
@@ -130,7 +136,14 @@ def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> No
 
 @hookimpl
 def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
-    """Offer ``engine.weights = "transformers"`` and ``"compressed-tensors"``."""
+    """Offer ``engine.weights`` ``"quantized"``, ``"transformers"`` and ``"compressed-tensors"``."""
+    registry.add(
+        "quantized",
+        _build_quantized_reader,
+        cannot_serve=quantization.quantized_objection,
+        priority=10,
+        description="GPTQ, expanded to the model's precision without its package",
+    )
     registry.add(
         "transformers",
         _build_transformers_reader,

@@ -39,7 +39,7 @@ class WeightReader:
     """Reads the quantized weights of one checkpoint; inherit it.
 
     ``build`` of the provider gets the checkpoint as ``context.files``. It may look at headers, but
-    reads no weights.
+    reads no weights. ``weights`` may also read small tensors, such as zero points.
     """
 
     def weights(self) -> Mapping[str, StoredWeight]:

@@ -1,13 +1,62 @@
-"""The readers of this plugin: transformers reads the weights, with changed settings."""
+"""The readers of this plugin.
+
+``QuantizedReader`` supplies weights itself. With the others, transformers reads the weights, with
+changed settings.
+"""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_quantized import formats
 from vlmkit_torch.interfaces.torch_weights import WeightReader
 from vlmkit_torch.loading import decompression
 from vlmkit_torch.support import compressed_tensors, quantization
+
+
+@dataclass(frozen=True)
+class QuantizedLayer:
+    """A weight that vlmkit-quantized reads.
+
+    Attributes:
+        weight: the weight.
+    """
+
+    weight: formats.ReadWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the plain weight."""
+        return self.weight.shape
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors in the files that it consists of."""
+        return self.weight.tensors
+
+    def dense(self) -> torch.Tensor:
+        """Return the values in float32."""
+        return torch.from_numpy(self.weight.dense())
+
+
+class QuantizedReader(WeightReader):
+    """Weights of the formats of vlmkit-quantized, expanded one by one.
+
+    Args:
+        checkpoint: the files.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def weights(self) -> Mapping[str, QuantizedLayer]:
+        """Return the weights; reads zero points where the format depends on them."""
+        found = formats.weights(self._checkpoint)
+        return {name: QuantizedLayer(weight) for name, weight in found.items()}
 
 
 class TransformersReader(WeightReader):
@@ -52,6 +101,8 @@ def own_reader(checkpoint: Checkpoint) -> WeightReader | None:
     method = quantization.method_of(checkpoint)
     if method is None:
         return None
+    if quantization.is_read_here(checkpoint):
+        return QuantizedReader(checkpoint)
     if method == compressed_tensors.PACKAGE:
         return CompressedTensorsReader(checkpoint)
     return TransformersReader()

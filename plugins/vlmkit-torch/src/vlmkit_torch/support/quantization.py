@@ -1,7 +1,8 @@
 """Finds out how a checkpoint is quantized and whether it can be read; imports nothing heavy.
 
-Weights of 8-bit and 4-bit floats are converted to the precision of the model when they are read,
-exactly. For other methods, transformers runs the layers with their own packages.
+Weights of the formats of vlmkit-quantized, and of 8-bit and 4-bit floats, are converted to the
+precision of the model when they are read, exactly. For other methods, transformers runs the layers
+with their own packages.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ from typing import Any
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
+from vlmkit_quantized import formats
 from vlmkit_torch.support import compressed_tensors
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
 
@@ -21,7 +23,6 @@ EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
 _ACCELERATE = ("accelerate", "accelerate")
 _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(EXPANDED, (("accelerate", "vlmkit-torch[quantized]"),)),
-    "gptq": (("optimum", "optimum"), ("gptqmodel", "gptqmodel")),
     "awq": (("gptqmodel", "gptqmodel"), _ACCELERATE),
     "bitsandbytes": (("bitsandbytes", "bitsandbytes"), _ACCELERATE),
     compressed_tensors.PACKAGE: (("compressed_tensors", "vlmkit-torch[quantized]"),),
@@ -32,10 +33,10 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 NOT_QUANTIZED = "its weights are not quantized"
-READERS = frozenset({"transformers", compressed_tensors.PACKAGE})
+READERS = frozenset({"quantized", "transformers", compressed_tensors.PACKAGE})
 """The names of the readers of this plugin."""
 
-_UNTESTED = frozenset({"gptq", "awq", "hqq", "quanto"})
+_UNTESTED = frozenset({"awq", "hqq", "quanto"})
 """Methods that were never tested with a checkpoint, so that no hint promises them.
 
 gptqmodel needs CUDA; transformers 5.23 writes no checkpoint of the last two.
@@ -66,22 +67,10 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     method = method_of(checkpoint)
     if method is None:
         return None
-    if not method:
-        return Objection(
-            "its weights are quantized, and config.json does not say how",
-            hint=UNQUANTIZED,
-        )
-    if method not in _NEEDED:
-        return Objection(
-            f"its weights are quantized by {method!r}, which is not supported",
-            hint=UNQUANTIZED,
-        )
-    if "quantization_config" not in checkpoint.config:
-        return Objection(
-            f"its weights are quantized by {method!r}, and config.json has no "
-            "'quantization_config'",
-            hint="fetch a later form of it, which has; or " + UNQUANTIZED,
-        )
+    if reason := _statement_objection(checkpoint, method):
+        return reason
+    if is_read_here(checkpoint):
+        return formats.objection(checkpoint)
     stated = checkpoint.config["quantization_config"]
     if method == compressed_tensors.PACKAGE and (
         reason := compressed_tensors.objection(checkpoint, stated)
@@ -94,6 +83,27 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
             hint=UNQUANTIZED,
         )
     return _absence(method)
+
+
+def _statement_objection(checkpoint: Checkpoint, method: str) -> Objection | None:
+    """Return why what a checkpoint states about its quantization is not enough; else None."""
+    if not method:
+        return Objection(
+            "its weights are quantized, and config.json does not say how",
+            hint=UNQUANTIZED,
+        )
+    if method not in _NEEDED and method not in formats.FORMATS:
+        return Objection(
+            f"its weights are quantized by {method!r}, which is not supported",
+            hint=UNQUANTIZED,
+        )
+    if "quantization_config" not in checkpoint.config:
+        return Objection(
+            f"its weights are quantized by {method!r}, and config.json has no "
+            "'quantization_config'",
+            hint="fetch a later form of it, which has; or " + UNQUANTIZED,
+        )
+    return None
 
 
 def _absence(method: str) -> Objection | None:
@@ -117,12 +127,27 @@ def _is_in_eight_bits(stated: Any) -> bool:
     return is_stated and bool(stated.get("load_in_8bit") or stated.get("_load_in_8bit"))
 
 
+def is_read_here(checkpoint: Checkpoint) -> bool:
+    """Return whether weights are of a method whose tensors this plugin reads itself."""
+    return method_of(checkpoint) in formats.FORMATS
+
+
+def quantized_objection(checkpoint: Checkpoint) -> str | None:
+    """Return why the reader ``quantized`` cannot read weights; None if it can."""
+    method = method_of(checkpoint)
+    if method is None:
+        return NOT_QUANTIZED
+    if not is_read_here(checkpoint):
+        return f"it does not read {method!r}"
+    return objection(checkpoint)
+
+
 def transformers_objection(checkpoint: Checkpoint) -> str | None:
     """Return why the reader ``transformers`` cannot read weights; None if it can."""
     method = method_of(checkpoint)
     if method is None:
         return NOT_QUANTIZED
-    if method == compressed_tensors.PACKAGE:
+    if method == compressed_tensors.PACKAGE or is_read_here(checkpoint):
         return f"it does not read {method!r}"
     return objection(checkpoint)
 

@@ -1,0 +1,118 @@
+"""Chooses the format of a quantized checkpoint, and supplies its weights.
+
+A row of ``FORMATS`` per format. Errors name the checkpoint and the layer.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection
+from vlmkit_quantized import gptq
+from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.stored import Floats, StoredArrays
+from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format.
+
+    Attributes:
+        check: rejects what shows in ``quantization_config`` and headers.
+        weights: yields the weights.
+    """
+
+    check: Callable[[StoredArrays, Mapping[str, Any]], None]
+    weights: Callable[[StoredArrays, Mapping[str, Any]], Iterator[QuantizedWeight]]
+
+
+FORMATS: Mapping[str, Format] = {
+    gptq.METHOD: Format(gptq.check, gptq.weights),
+}
+"""The formats, by the ``quant_method`` of ``quantization_config``."""
+
+
+@dataclass(frozen=True)
+class ReadWeight:
+    """A quantized weight of a checkpoint, whose errors name both.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        stored: the weight.
+    """
+
+    checkpoint: Checkpoint
+    stored: QuantizedWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the plain weight."""
+        return self.stored.shape
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors in the files that it consists of."""
+        return self.stored.tensors
+
+    def packed(self) -> QuantizedLinear:
+        """Return the weight in its quantized form; reads it and keeps nothing.
+
+        Raises:
+            CheckpointError: its numbers contradict each other.
+        """
+        try:
+            return self.stored.read()
+        except FormatError as error:
+            layer = self.stored.name.removesuffix(".weight")
+            raise FormatError(error.problem, layer).of(self.checkpoint) from error
+
+    def dense(self) -> Floats:
+        """Return the values in float32; see :meth:`.QuantizedLinear.dense`.
+
+        Raises:
+            CheckpointError: its numbers contradict each other.
+        """
+        return self.packed().dense()
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Return why the weights of a checkpoint cannot be read; None if they seem readable.
+
+    Reads ``config.json`` and headers. Contradictions among numbers show in :func:`weights`, or when
+    a weight is read.
+    """
+    try:
+        found, fields = _format_of(checkpoint)
+        found.check(StoredArrays(checkpoint), fields)
+    except FormatError as error:
+        return error.objection()
+    except CheckpointError as error:
+        return Objection(str(error), hint=error.hint)
+    return None
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, ReadWeight]:
+    """Return the quantized weights by their names in a plain checkpoint.
+
+    Raises:
+        CheckpointError: they are not supported, or contradict ``quantization_config``.
+    """
+    try:
+        found, fields = _format_of(checkpoint)
+        listed = found.weights(StoredArrays(checkpoint), fields)
+        return {weight.name: ReadWeight(checkpoint, weight) for weight in listed}
+    except FormatError as error:
+        raise error.of(checkpoint) from error
+
+
+def _format_of(checkpoint: Checkpoint) -> tuple[Format, Mapping[str, Any]]:
+    fields = checkpoint.config.get("quantization_config")
+    if not isinstance(fields, Mapping):
+        raise FormatError("its config.json has no 'quantization_config'")
+    method = fields.get("quant_method")
+    if (found := FORMATS.get(str(method))) is None:
+        raise FormatError(f"its weights are quantized by {method!r}, which is not supported")
+    return found, fields

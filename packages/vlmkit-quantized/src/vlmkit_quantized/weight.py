@@ -1,0 +1,104 @@
+"""A quantized weight: integers or low-bit floats in groups, with scales and zero points.
+
+The common form of all formats. ``dense()`` defines the value of a weight; what computes with the
+packed form must agree with it. Nothing here knows a format.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.packing import Codes
+from vlmkit_quantized.stored import Floats
+
+MAX_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """The weight of a linear layer, with ``columns`` inputs and ``rows`` outputs.
+
+    The value in row ``r`` and column ``c``, which belongs to group ``g``, is
+    ``(codes[r, c] - zero_points[r, g]) * scales[r, g] * global_scale``. With ``levels``, it is
+    ``levels[codes[r, c]] * scales[r, g] * global_scale``. Float32 computes it from left to right.
+
+    Attributes:
+        codes: a number of ``bits`` bits for each weight, of shape ``[rows, columns]``.
+        bits: of a code, 2 to 8.
+        scales: of shape ``[rows, groups]``.
+        zero_points: the code of zero, of shape ``[rows, groups]`` or ``[1, 1]``; None with levels.
+        levels: the value of each code, if codes stand for floats.
+        column_groups: the group of each column. None if columns are in order, in groups of equal
+            size.
+        global_scale: of all weights.
+    """
+
+    codes: Codes
+    bits: int
+    scales: Floats
+    zero_points: NDArray[np.int16] | None = None
+    levels: Floats | None = None
+    column_groups: NDArray[np.int32] | None = None
+    global_scale: np.float32 | None = None
+
+    def __post_init__(self) -> None:
+        """Validate scales and zero points.
+
+        Raises:
+            FormatError: a scale is not finite, or a zero point is no code.
+        """
+        if not np.isfinite(self.scales).all():
+            raise FormatError("has scales that are not finite")
+        if self.global_scale is not None and not np.isfinite(self.global_scale):
+            raise FormatError("has a global scale that is not finite")
+        zeros = self.zero_points
+        if zeros is not None and not ((zeros >= 0) & (zeros < 2**self.bits)).all():
+            raise FormatError(f"has zero points that {self.bits} bits cannot hold")
+
+    @property
+    def group_size(self) -> int | None:
+        """Columns in a group; None if ``column_groups`` says which group a column is in."""
+        if self.column_groups is not None:
+            return None
+        return int(self.codes.shape[1] // self.scales.shape[1])
+
+    def dense(self) -> Floats:
+        """Return the values in float32, of shape ``[rows, columns]``."""
+        rows, columns = self.codes.shape
+        codes = self.codes
+        values = codes.astype(np.float32) if self.levels is None else self.levels[codes]
+        groups = self.column_groups
+        if groups is None:
+            values = values.reshape(rows, self.scales.shape[1], -1)
+        if self.zero_points is not None:
+            values -= self._by_column(self.zero_points.astype(np.float32))
+        values *= self._by_column(self.scales)
+        if self.global_scale is not None:
+            values *= self.global_scale
+        return values.reshape(rows, columns)
+
+    def _by_column(self, of_groups: Floats) -> Floats:
+        """Return numbers of groups in a shape that fits the values."""
+        if self.column_groups is None or of_groups.shape == (1, 1):
+            return of_groups[..., None] if self.column_groups is None else of_groups
+        return of_groups[:, self.column_groups]
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A quantized weight in the files of a checkpoint.
+
+    Attributes:
+        name: its name in a plain checkpoint, such as ``model.layers.0.mlp.up_proj.weight``.
+        shape: the shape of the plain weight, ``(rows, columns)``.
+        tensors: the names of the tensors in the files that it consists of.
+        read: reads it, keeps nothing, and raises :class:`.FormatError` if it is contradictory.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tensors: tuple[str, ...]
+    read: Callable[[], QuantizedLinear]

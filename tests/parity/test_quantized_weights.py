@@ -1,0 +1,55 @@
+"""Quantized checkpoints are answered as by transformers with the dequantized weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity import pipeline, runner
+from quantized_checkpoints import gptq
+from quantized_checkpoints.folders import Quantized
+
+Saved = Callable[[str], Path]
+Make = Callable[..., Quantized]
+TIED = "qwen3, tied"
+FAMILIES = (
+    "llama",
+    TIED,
+    "phi3",  # whose fused projections transformers keeps as they are
+    "mixtral",  # whose experts transformers merges
+    "llava",
+    "qwen2_5_vl",
+)
+METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "gptq": (gptq.make, {}),
+    "gptq, version 2, any order": (
+        gptq.make,
+        {"version": 2, "is_symmetric": False, "is_ordered": True},
+    ),
+}
+
+
+def answers(folder: Path) -> list[list[int]]:
+    """Return the tokens of all requests to the family by whose name a folder is called."""
+    with pipeline.load(folder) as model:
+        streamed = pipeline.stream_all(model, runner.requests(folder.name))
+    return [[sample.token_id for sample in samples] for _, samples in streamed]
+
+
+def made(method: str, family: str, saved: Saved, place: Path) -> Quantized:
+    make, how = METHODS[method]
+    name = family.removesuffix(", tied")
+    return make(saved(name), place, is_tied=name != family, **how)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quantized_checkpoint_is_answered_as_its_dequantized_weights(
+    method: str, family: str, saved: Saved, tmp_path: Path
+) -> None:
+    folders = made(method, family, saved, tmp_path)
+    asked = runner.requests(folders.plain.name)
+    wanted = runner.expected(folders.plain.name, folders.plain, asked, banned=())
+
+    assert answers(folders.folder) == [answer.token_ids for answer in wanted]

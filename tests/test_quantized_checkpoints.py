@@ -1,0 +1,385 @@
+"""Quantized checkpoints have the values that tools define; contradictory ones are rejected."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vlmkit
+from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+
+from quantized_checkpoints import folders, gptq  # noqa: E402 - they need torch
+from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
+from vlmkit_quantized import formats  # noqa: E402
+from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
+from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
+from vlmkit_torch.support import refusal  # noqa: E402
+from vlmkit_torch.testing import TorchWeightsContract  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
+
+Saved = Callable[[str], Path]
+Make = Callable[..., Quantized]
+TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
+UP = "model.layers.0.mlp.up_proj"
+METHODS: dict[str, Make] = {"gptq": gptq.make}
+
+
+def values_of(folder: Path) -> dict[str, Any]:
+    """Return the values of all quantized weights, as they are read."""
+    found = formats.weights(Checkpoint("m", folder))
+    return {name: torch.from_numpy(weight.dense()) for name, weight in found.items()}
+
+
+def assert_has_the_values(folders: Quantized) -> None:
+    """Compare all values, bit by bit."""
+    found = values_of(folders.folder)
+    assert found.keys() == folders.values.keys()
+    for name, wanted in folders.values.items():
+        assert torch.equal(found[name], wanted), name
+
+
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["in order", "any order"])
+@pytest.mark.parametrize("is_symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_weights_of_gptq_are_exact(
+    bits: int, version: int, is_symmetric: bool, is_ordered: bool, saved: Saved, tmp_path: Path
+) -> None:
+    how = {"bits": bits, "version": version, "is_symmetric": is_symmetric, "is_ordered": is_ordered}
+
+    assert_has_the_values(gptq.make(saved("llama"), tmp_path, **how))
+
+
+@pytest.mark.parametrize("group_size", [-1, 8, 40], ids=["a row", "8", "40, the last one smaller"])
+def test_groups_may_have_any_size(group_size: int, saved: Saved, tmp_path: Path) -> None:
+    assert_has_the_values(gptq.make(saved("llama"), tmp_path, group_size=group_size))
+
+
+@pytest.mark.parametrize("stated", ["gptq", "gptq_v2", None])
+@pytest.mark.parametrize("version", [1, 2])
+def test_symmetric_zero_points_determine_the_version_whatever_the_config_states(
+    version: int, stated: str | None, saved: Saved, tmp_path: Path
+) -> None:
+    made = gptq.make(saved("llama"), tmp_path, version=version, checkpoint_format=stated)
+
+    assert_has_the_values(made)
+
+
+def test_layers_may_have_bits_of_their_own(saved: Saved, tmp_path: Path) -> None:
+    four = gptq.make(saved("llama"), tmp_path / "4")
+    eight = gptq.make(saved("llama"), tmp_path / "8", bits=8)
+    of_eight = folders.tensors(eight.folder)
+    folders.change(four.folder, lambda all_: all_.update({n: of_eight[n] for n in all_ if UP in n}))
+    folders.state(four.folder, dynamic={r"+:.*up_proj.*": {"bits": 8}})
+
+    found = values_of(four.folder)
+
+    assert torch.equal(found[f"{UP}.weight"], eight.values[f"{UP}.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("method", METHODS)
+def test_values_are_rounded_to_the_precision_of_the_model_once(
+    method: str, dtype: str, saved: Saved, tmp_path: Path
+) -> None:
+    made = METHODS[method](saved("llama"), tmp_path)
+    folders.edit(made.folder, dtype="bfloat16")
+    checkpoint = Checkpoint("m", made.folder)
+
+    model = read_model(checkpoint, read_config(checkpoint), getattr(torch, dtype))
+
+    for name, wanted in made.values.items():
+        assert torch.equal(model.get_parameter(name), wanted.to(getattr(torch, dtype)))
+
+
+CONTRACT = [name for name in dir(TorchWeightsContract) if name.startswith("test_")]
+
+
+@pytest.mark.parametrize("test", CONTRACT)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_format_keeps_the_contract_of_readers(
+    method: str, test: str, saved: Saved, tmp_path: Path
+) -> None:
+    made = METHODS[method](saved("llama"), tmp_path)
+
+    class On(TorchWeightsContract):
+        checkpoint = Checkpoint("m", made.folder)
+
+        def make(self) -> QuantizedReader:
+            return QuantizedReader(self.files())
+
+        def reference(self) -> Any:
+            return made.values
+
+    getattr(On(), test)()
+
+
+# Bad input.
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """A contradiction in a checkpoint.
+
+    Attributes:
+        make: makes the checkpoint.
+        message: a part of the error.
+        tensors: changes tensors.
+        stated: fields of ``quantization_config`` to set.
+    """
+
+    make: Make
+    message: str
+    tensors: Callable[[Tensors], object] = lambda _: None
+    stated: Any = None
+
+
+def put(part: str, tensor: Any) -> Callable[[Tensors], None]:
+    """Return a change of one tensor of a layer; a function gets the old one, None removes it."""
+
+    def change(all_: Tensors) -> None:
+        name = f"{UP}.{part}"
+        new = tensor(all_[name].clone()) if callable(tensor) else tensor
+        all_.pop(name, None)
+        if new is not None:
+            all_[name] = new
+
+    return change
+
+
+def at(place: Any, value: Any) -> Callable[[Any], Any]:
+    """Return a function that sets numbers of a tensor."""
+
+    def change(tensor: Any) -> Any:
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+def layer(problem: str) -> str:
+    return f"its layer '{UP}' {problem}"
+
+
+ASYMMETRIC = partial(gptq.make, is_symmetric=False)
+NOT = "not supported"
+FLAWS = {
+    "gptq: bits that contradict the shapes": Flaw(
+        gptq.make,
+        "has a 'qweight' of shape [12, 64], which contradicts 8 bits in groups of 16",
+        stated={"bits": 8},
+    ),
+    "gptq: groups that contradict the shapes": Flaw(
+        gptq.make, "which contradicts 4 bits in groups of 32", stated={"group_size": 32}
+    ),
+    "gptq: a layer of another size": Flaw(
+        gptq.make,
+        layer("has a 'qweight' of shape [4, 96], which contradicts"),
+        put("qweight", lambda old: old[:4].clone()),
+    ),
+    "gptq: no zero points": Flaw(gptq.make, layer("has no 'qzeros'"), put("qzeros", None)),
+    "gptq: scales without weights": Flaw(
+        gptq.make, layer("has no 'qweight'"), put("qweight", None)
+    ),
+    "gptq: scales that are not finite": Flaw(
+        gptq.make,
+        layer("has scales that are not finite"),
+        put("scales", at((1, 2), float("inf"))),
+    ),
+    "gptq: words of another type": Flaw(
+        gptq.make,
+        layer("has a 'qweight' of type 'I64', not I32"),
+        put("qweight", lambda old: old.long()),
+    ),
+    "gptq: a symmetric layer with another zero point": Flaw(
+        gptq.make,
+        layer("has zero points other than 8, and its quantization is symmetric"),
+        put("qzeros", at((0, 0), 0x77777757)),
+    ),
+    "gptq: a zero point that tools disagree on": Flaw(
+        ASYMMETRIC,
+        layer("has stored zero points of 15, which tools read as 0 or as 16"),
+        put("qzeros", at((0, 0), -1)),
+        stated={"meta": None},
+    ),
+    "gptq: no statement of the version": Flaw(
+        ASYMMETRIC,
+        "does not say whether its zero points are those of GPTQ's version 1 or 2",
+        stated={"checkpoint_format": None},
+    ),
+    "gptq: an order that is not stated": Flaw(
+        partial(gptq.make, is_ordered=True),
+        "has its columns ('g_idx') in an order that is not stated ('desc_act')",
+        stated={"desc_act": False},
+    ),
+    "gptq: an order without groups": Flaw(
+        partial(gptq.make, is_ordered=True),
+        layer("has no 'g_idx', which its order of columns ('desc_act') needs"),
+        put("g_idx", None),
+    ),
+    "gptq: a group of another size": Flaw(
+        partial(gptq.make, is_ordered=True),
+        layer("has groups ('g_idx') that are not of 16 columns"),
+        put("g_idx", at(slice(0, 20), 1)),
+    ),
+    "gptq: a column of no group": Flaw(
+        partial(gptq.make, is_ordered=True),
+        layer("has groups ('g_idx') that are not of 16 columns"),
+        put("g_idx", at(0, -1)),
+    ),
+    "gptq: an unknown tensor of a layer": Flaw(
+        gptq.make,
+        layer("has a tensor 'rotation', which GPTQ does not define"),
+        put("rotation", torch.eye(4)),
+    ),
+    "gptq: rotations": Flaw(
+        gptq.make,
+        f"its quantization has a rotation of weights and activations ('rotation'), {NOT}",
+        stated={"rotation": "hadamard"},
+    ),
+    "gptq: a layout of kernels": Flaw(
+        gptq.make,
+        "its quantization has the layout 'marlin', and supported are gptq, gptq_v2",
+        stated={"checkpoint_format": "marlin"},
+    ),
+    "gptq: bits without support": Flaw(
+        gptq.make, "has weights of bits 5, and supported are 2, 3, 4, 8", stated={"bits": 5}
+    ),
+    "gptq: no bits": Flaw(gptq.make, "needs an integer in 'bits'", stated={"bits": None}),
+    "gptq: a text for bits": Flaw(gptq.make, "needs an integer in 'bits'", stated={"bits": "4"}),
+    "gptq: plain layers": Flaw(
+        gptq.make,
+        "its quantization_config describes quantized layers, and it has none",
+        lambda all_: [all_.pop(name) for name in list(all_) if "weight" not in name.split(".")],
+    ),
+    "gptq: an embedding": Flaw(
+        gptq.make,
+        "its layer 'model.embed_tokens' is a quantized embedding, which is not supported",
+        lambda all_: all_.update(
+            {f"model.embed_tokens.{p}": all_[f"{UP}.{p}"].clone() for p in gptq.PARTS}
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS.values(), ids=FLAWS)
+def test_a_contradictory_checkpoint_is_rejected_with_the_layer(
+    flaw: Flaw, saved: Saved, tmp_path: Path
+) -> None:
+    folder = flaw.make(saved("llama"), tmp_path).folder
+    folders.change(folder, flaw.tensors)
+    folders.state(folder, **(flaw.stated or {}))
+
+    with pytest.raises((CheckpointError, PluginUnavailable)) as caught:
+        vlmkit.load(folder, **TORCH)
+
+    assert flaw.message in str(caught.value)
+    assert "load the model that it was made from" in caught.value.hint
+
+
+# Mutations.
+
+
+def flipped_bit(folder: Path, dice: random.Random) -> None:
+    """Flip a bit of the header of a file."""
+    file = folder / folders.WEIGHTS
+    content = bytearray(file.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    content[dice.randrange(8 + length)] ^= 1 << dice.randrange(8)
+    file.write_bytes(content)
+
+
+def other_shape(folder: Path, dice: random.Random) -> None:
+    """Cut a row or a column off a tensor of a quantized layer, or swap its axes."""
+
+    def change(all_: Tensors) -> None:
+        name = dice.choice(sorted(name for name in all_ if "proj" in name))
+        tensor = all_[name]
+        axis = dice.randrange(tensor.ndim) if tensor.ndim else 0
+        cut = tensor.narrow(axis, 0, max(tensor.shape[axis] - 1, 0)) if tensor.ndim else tensor
+        swap = tensor.ndim == 2 and dice.random() < 0.5
+        all_[name] = (tensor.T if swap else cut).clone().contiguous()
+
+    folders.change(folder, change)
+
+
+def other_config(folder: Path, dice: random.Random) -> None:
+    """Change or remove a field of ``quantization_config``, at any depth."""
+    stated = json.loads((folder / "config.json").read_text())["quantization_config"]
+    part = stated
+    while True:
+        key = dice.choice(sorted(part))
+        if not isinstance(part[key], dict) or not part[key] or dice.random() < 0.2:
+            break
+        part = part[key]
+    old = part.pop(key)
+    if dice.random() < 0.7:
+        others = [2, 3, 8, 32, -1, 0, "x", None, True, False, [], {}]
+        part[key] = dice.choice([other for other in others if other != old])
+    folders.edit(folder, quantization_config=stated)
+
+
+def other_zero_point(folder: Path, dice: random.Random) -> None:
+    """Change a zero point of a symmetric layer, or a scale to a number that is not finite."""
+
+    def change(all_: Tensors) -> None:
+        zeros = sorted(name for name in all_ if name.endswith("zeros"))
+        if zeros:
+            numbers = all_[dice.choice(zeros)].view(torch.int32).view(-1)
+            numbers[dice.randrange(len(numbers))] ^= 1 << dice.randrange(31)
+            return
+        scales = sorted(n for n in all_ if all_[n].is_floating_point() and "proj" in n)
+        numbers = all_[dice.choice(scales)].view(-1)
+        numbers[dice.randrange(len(numbers))] = float("nan")
+
+    folders.change(folder, change)
+
+
+MUTATIONS = (flipped_bit, other_shape, other_config, other_zero_point)
+NUM_MUTATED = 200 // len(MUTATIONS) // len(METHODS)
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mutated_checkpoint_is_rejected_or_has_the_same_weights(
+    method: str, mutate: Callable[[Path, random.Random], None], saved: Saved, tmp_path: Path
+) -> None:
+    made = METHODS[method](saved("llama"), tmp_path / "original")
+    original = loaded(made.folder)
+    config = (made.folder / "config.json").read_bytes()
+    weights = (made.folder / folders.WEIGHTS).read_bytes()
+    num_rejected = 0
+    for number in range(NUM_MUTATED):
+        (made.folder / "config.json").write_bytes(config)
+        (made.folder / folders.WEIGHTS).write_bytes(weights)
+        mutate(made.folder, random.Random(number))
+        try:
+            found = loaded(made.folder)
+        except VlmkitError:
+            num_rejected += 1
+            continue
+        assert found.keys() == original.keys(), number
+        assert all(torch.equal(found[name], original[name]) for name in original), number
+    assert num_rejected
+
+
+def loaded(folder: Path) -> dict[str, Any]:
+    """Return the weights of a model as the engine has them.
+
+    Raises:
+        VlmkitError: it is rejected.
+    """
+    checkpoint = Checkpoint("m", folder)
+    if reason := refusal.engine_cannot_serve(checkpoint):
+        raise PluginUnavailable(reason)
+    return dict(read_model(checkpoint, read_config(checkpoint), torch.float32).state_dict())
