@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
-from quantized_checkpoints import folders, gptq  # noqa: E402 - they need torch
+from quantized_checkpoints import awq, folders, gptq  # noqa: E402 - they need torch
 from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
 from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
@@ -31,7 +32,11 @@ Saved = Callable[[str], Path]
 Make = Callable[..., Quantized]
 TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
 UP = "model.layers.0.mlp.up_proj"
-METHODS: dict[str, Make] = {"gptq": gptq.make}
+METHODS: dict[str, Make] = {
+    "gptq": gptq.make,
+    "awq": partial(awq.make, is_symmetric=True),
+}
+"""All zero points are the middle, so that a change of one shows."""
 
 
 def values_of(folder: Path) -> dict[str, Any]:
@@ -58,6 +63,28 @@ def test_weights_of_gptq_are_exact(
     how = {"bits": bits, "version": version, "is_symmetric": is_symmetric, "is_ordered": is_ordered}
 
     assert_has_the_values(gptq.make(saved("llama"), tmp_path, **how))
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("group_size", [-1, 8, 16])
+def test_weights_of_awq_are_exact(
+    group_size: int, is_symmetric: bool, saved: Saved, tmp_path: Path
+) -> None:
+    made = awq.make(saved("llama"), tmp_path, group_size=group_size, is_symmetric=is_symmetric)
+
+    assert_has_the_values(made)
+
+
+def test_a_zero_point_of_0_does_not_wrap(saved: Saved, tmp_path: Path) -> None:
+    made = awq.make(saved("llama"), tmp_path)
+    folders.change(made.folder, put("qzeros", torch.zeros_like))
+    weight = formats.weights(Checkpoint("m", made.folder))[f"{UP}.weight"]
+    packed = weight.packed()
+
+    scales = torch.from_numpy(packed.scales).repeat_interleave(16, 1)
+    assert torch.equal(
+        torch.from_numpy(weight.dense()), torch.from_numpy(packed.codes).float() * scales
+    )
 
 
 @pytest.mark.parametrize("group_size", [-1, 8, 40], ids=["a row", "8", "40, the last one smaller"])
@@ -100,6 +127,17 @@ def test_values_are_rounded_to_the_precision_of_the_model_once(
 
     for name, wanted in made.values.items():
         assert torch.equal(model.get_parameter(name), wanted.to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [["lm_head"], ["model.norm"], ["language_model.embed_tokens.linear"], ["re:.*visual.*"], []],
+    ids=str,
+)
+def test_lists_of_plain_layers_may_have_names_of_modules(
+    listed: list[str], saved: Saved, tmp_path: Path
+) -> None:
+    assert_has_the_values(awq.make(saved("llama"), tmp_path, modules_to_not_convert=listed))
 
 
 CONTRACT = [name for name in dir(TorchWeightsContract) if name.startswith("test_")]
@@ -198,7 +236,7 @@ FLAWS = {
     ),
     "gptq: words of another type": Flaw(
         gptq.make,
-        layer("has a 'qweight' of type 'I64', not I32"),
+        layer("has a 'qweight' of type 'I64', not I32 or U32"),
         put("qweight", lambda old: old.long()),
     ),
     "gptq: a symmetric layer with another zero point": Flaw(
@@ -239,7 +277,7 @@ FLAWS = {
     ),
     "gptq: an unknown tensor of a layer": Flaw(
         gptq.make,
-        layer("has a tensor 'rotation', which GPTQ does not define"),
+        layer("has a tensor 'rotation', which the format does not define"),
         put("rotation", torch.eye(4)),
     ),
     "gptq: rotations": Flaw(
@@ -261,6 +299,45 @@ FLAWS = {
         gptq.make,
         "its quantization_config describes quantized layers, and it has none",
         lambda all_: [all_.pop(name) for name in list(all_) if "weight" not in name.split(".")],
+    ),
+    "awq: bits that it does not have": Flaw(
+        awq.make, "its quantization has weights of bits 8, and supported are 4", stated={"bits": 8}
+    ),
+    "awq: groups that contradict the shapes": Flaw(
+        awq.make,
+        "of shape [96, 8] and scales of shape [6, 64], which contradict groups of 32",
+        stated={"group_size": 32},
+    ),
+    "awq: another layout": Flaw(
+        awq.make,
+        "its quantization has the layout 'gemv', and supported are gemm",
+        stated={"version": "GEMV"},
+    ),
+    "awq: zero points that are not stated": Flaw(
+        awq.make,
+        "has zero points, and quantization_config has none ('zero_point')",
+        stated={"zero_point": False},
+    ),
+    "awq: scales without weights": Flaw(
+        awq.make,
+        "its layer 'model.layers.0.mlp.act' has no 'qweight'",
+        lambda all_: all_.update({"model.layers.0.mlp.act.scales": torch.ones(96)}),
+    ),
+    "awq: scales that are not finite": Flaw(
+        awq.make,
+        layer("has scales that are not finite"),
+        put("scales", at((0, 0), float("nan"))),
+    ),
+    "awq: no zero points": Flaw(awq.make, layer("has no 'qzeros'"), put("qzeros", None)),
+    "awq: a quantized layer that is listed as plain": Flaw(
+        awq.make,
+        layer("is quantized, and quantization_config lists it as plain"),
+        stated={"modules_to_not_convert": ["lm_head", UP]},
+    ),
+    "awq: a list of plain layers without any": Flaw(
+        awq.make,
+        "lists plain layers ('modules_to_not_convert'), and it has none of them, such as 'visual'",
+        stated={"modules_to_not_convert": ["visual"]},
     ),
     "gptq: an embedding": Flaw(
         gptq.make,
@@ -346,7 +423,7 @@ def other_zero_point(folder: Path, dice: random.Random) -> None:
 
 
 MUTATIONS = (flipped_bit, other_shape, other_config, other_zero_point)
-NUM_MUTATED = 200 // len(MUTATIONS) // len(METHODS)
+NUM_MUTATED = 25  # of each mutation and method
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
@@ -356,15 +433,12 @@ def test_a_mutated_checkpoint_is_rejected_or_has_the_same_weights(
 ) -> None:
     made = METHODS[method](saved("llama"), tmp_path / "original")
     original = loaded(made.folder)
-    config = (made.folder / "config.json").read_bytes()
-    weights = (made.folder / folders.WEIGHTS).read_bytes()
     num_rejected = 0
     for number in range(NUM_MUTATED):
-        (made.folder / "config.json").write_bytes(config)
-        (made.folder / folders.WEIGHTS).write_bytes(weights)
-        mutate(made.folder, random.Random(number))
+        mutated = shutil.copytree(made.folder, tmp_path / str(number))  # the original is mapped
+        mutate(mutated, random.Random(number))
         try:
-            found = loaded(made.folder)
+            found = loaded(mutated)
         except VlmkitError:
             num_rejected += 1
             continue

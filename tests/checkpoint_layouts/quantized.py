@@ -100,7 +100,6 @@ def unknown(method: str, change: Change) -> Layout:
 HOW = f"{ENGINE}its weights are quantized, and config.json does not say how"
 
 LAYOUTS = [
-    never_seen("awq", "gptqmodel", bits=4, group_size=128),
     never_seen("hqq", "hqq"),
     never_seen("quanto", "optimum.quanto"),
     needing("bitsandbytes", "bitsandbytes", "bitsandbytes", load_in_4bit=True),

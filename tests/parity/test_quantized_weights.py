@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parity import pipeline, runner
-from quantized_checkpoints import gptq
+from quantized_checkpoints import awq, gptq
 from quantized_checkpoints.folders import Quantized
 
 Saved = Callable[[str], Path]
@@ -27,6 +27,7 @@ METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
         gptq.make,
         {"version": 2, "is_symmetric": False, "is_ordered": True},
     ),
+    "awq": (awq.make, {}),
 }
 
 

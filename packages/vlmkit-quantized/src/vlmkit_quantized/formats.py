@@ -10,7 +10,7 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import gptq
+from vlmkit_quantized import awq, gptq
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
@@ -30,6 +30,7 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
+    awq.METHOD: Format(awq.check, awq.weights),
     gptq.METHOD: Format(gptq.check, gptq.weights),
 }
 """The formats, by the ``quant_method`` of ``quantization_config``."""

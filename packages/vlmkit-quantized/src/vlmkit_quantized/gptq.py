@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.layers import Parts, quantized_layers, require_matrices, require_types
 from vlmkit_quantized.packing import unpack_words
 from vlmkit_quantized.stated import Stated, one_of
-from vlmkit_quantized.stored import StoredArray, StoredArrays
+from vlmkit_quantized.stored import StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
 METHOD = "gptq"
@@ -118,7 +119,7 @@ class GptqLayer:
     """
 
     name: str
-    parts: Mapping[str, StoredArray]
+    parts: Parts
     bits: int
     columns: int
     group_size: int
@@ -139,26 +140,15 @@ def layers_of(stored: StoredArrays, config: GptqConfig) -> list[GptqLayer]:
     Raises:
         FormatError: tensors are absent, unknown, or contradict the configuration.
     """
-    found = [
-        _layer(name, parts, config)
-        for name, parts in stored.layers.items()
-        if not PACKED.isdisjoint(parts)
-    ]
-    if not found:
-        raise FormatError("its quantization_config describes quantized layers, and it has none")
-    return found
+    found = quantized_layers(stored, PACKED, NEEDED, KNOWN)
+    return [_layer(name, parts, config) for name, parts in found]
 
 
-def _layer(name: str, parts: Mapping[str, StoredArray], config: GptqConfig) -> GptqLayer:
-    if "embed" in name.rpartition(".")[2]:
-        raise FormatError("is a quantized embedding, which is not supported", name)
-    if absent := next((part for part in NEEDED if part not in parts), None):
-        raise FormatError(f"has no {absent!r}", name)
-    if unknown := next((part for part in parts if part not in KNOWN), None):
-        raise FormatError(f"has a tensor {unknown!r}, which GPTQ does not define", name)
+def _layer(name: str, parts: Parts, config: GptqConfig) -> GptqLayer:
     if config.has_order and "g_idx" not in parts:
         raise FormatError("has no 'g_idx', which its order of columns ('desc_act') needs", name)
-    _check_types(name, parts)
+    require_types(name, parts, dict.fromkeys(("qweight", "qzeros", "g_idx"), ("I32", "U32")))
+    require_matrices(name, parts, NEEDED)
     fitting = [
         GptqLayer(name, parts, bits, columns, columns if size == -1 else size)
         for bits, size in sorted(config.sizes)
@@ -172,23 +162,14 @@ def _layer(name: str, parts: Mapping[str, StoredArray], config: GptqConfig) -> G
     return fitting[0]
 
 
-def _check_types(name: str, parts: Mapping[str, StoredArray]) -> None:
-    for part in ("qweight", "qzeros", "g_idx"):
-        if part in parts and parts[part].dtype not in ("I32", "U32"):
-            raise FormatError(f"has a {part!r} of type {parts[part].dtype!r}, not I32", name)
-    for part in ("qweight", "qzeros", "scales"):
-        if len(parts[part].shape) != 2 or not all(parts[part].shape):
-            raise FormatError(f"has a {part!r} of shape {list(parts[part].shape)}", name)
-
-
-def _columns(parts: Mapping[str, StoredArray], bits: int) -> int:
+def _columns(parts: Parts, bits: int) -> int:
     """Return a layer's number of inputs if its weights have some bits."""
     if "g_idx" in parts:
         return parts["g_idx"].shape[0] if len(parts["g_idx"].shape) == 1 else 0
     return parts["qweight"].shape[0] * 32 // bits
 
 
-def _shapes(parts: Mapping[str, StoredArray], bits: int, columns: int, group_size: int) -> bool:
+def _shapes(parts: Parts, bits: int, columns: int, group_size: int) -> bool:
     """Return whether the shapes of a layer's tensors are those of its sizes."""
     rows, groups = parts["qweight"].shape[1], -(-columns // group_size)
     return (

@@ -23,7 +23,6 @@ EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
 _ACCELERATE = ("accelerate", "accelerate")
 _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(EXPANDED, (("accelerate", "vlmkit-torch[quantized]"),)),
-    "awq": (("gptqmodel", "gptqmodel"), _ACCELERATE),
     "bitsandbytes": (("bitsandbytes", "bitsandbytes"), _ACCELERATE),
     compressed_tensors.PACKAGE: (("compressed_tensors", "vlmkit-torch[quantized]"),),
     "hqq": (("hqq", "hqq"), _ACCELERATE),
@@ -36,10 +35,10 @@ NOT_QUANTIZED = "its weights are not quantized"
 READERS = frozenset({"quantized", "transformers", compressed_tensors.PACKAGE})
 """The names of the readers of this plugin."""
 
-_UNTESTED = frozenset({"awq", "hqq", "quanto"})
+_UNTESTED = frozenset({"hqq", "quanto"})
 """Methods that were never tested with a checkpoint, so that no hint promises them.
 
-gptqmodel needs CUDA; transformers 5.23 writes no checkpoint of the last two.
+transformers 5.23 writes no checkpoint of them.
 """
 
 
