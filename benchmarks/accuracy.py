@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,29 +77,25 @@ class Recorder:
 
 def bench(options: peers.Options) -> None:
     """Measure every precision and print the table."""
-    evaluate = _evaluate()
+    evaluate = evaluation()
     cases = evaluate.make_cases(options.cases)
-    exact = answers(peers.exported(_checkpoint(options.models), "fp32"), cases)
-    rows = [_row("fp32", evaluate.score(cases, exact.texts), exact, exact)]
+    exact = answers(peers.exported(packaged(options.models), "fp32"), cases)
+    rows = [row("fp32", cases, exact, exact)]
     for name, folder in _variants(options):
-        led = answers(folder, cases, exact.tokens)
-        others = sorted(led.strayed)  # the other answers equal those of fp32
-        free = answers(folder, [cases[number] for number in others]).texts
-        texts = [*exact.texts]
-        for number, text in zip(others, free, strict=True):
-            texts[number] = text
-        rows.append(_row(name, evaluate.score(cases, texts), led, exact))
+        rows.append(compared(name, folder, cases, exact))
         print(" ".join(rows[-1]), flush=True)
     num_tokens = sum(map(len, exact.tokens.values()))
     print(f"\nthe packaged model: {len(cases)} questions, {num_tokens} tokens of fp32's answers")
     print(tables.markdown(["precision", *COLUMNS], rows))
 
 
-def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> Answers:
+def answers(
+    folder: Path, cases: Seq[Any], followed: Followed | None = None, **settings: Any
+) -> Answers:
     """Return the answers of a model to all questions, with greedy or given tokens."""
     import vlmkit
 
-    with vlmkit.load(str(folder)) as model:
+    with vlmkit.load(str(folder), **settings) as model:
         executor = model.runner._loop._steps._executor
         recorder = executor._sampler = Recorder(executor._sampler, followed or {})
         texts: list[str] = []
@@ -126,7 +122,22 @@ def _messages(case: Any) -> list[Any]:
     return messages
 
 
-def _row(name: str, scores: Mapping[str, Any], led: Answers, exact: Answers) -> list[str]:
+def compared(
+    name: str, folder: Path, cases: Seq[Any], exact: Answers, **settings: Any
+) -> list[str]:
+    """Return the row of a model that follows given answers, and then answers by itself."""
+    led = answers(folder, cases, exact.tokens, **settings)
+    others = sorted(led.strayed)  # the other answers equal the given ones
+    free = answers(folder, [cases[number] for number in others], **settings).texts
+    texts = [*exact.texts]
+    for number, text in zip(others, free, strict=True):
+        texts[number] = text
+    return row(name, cases, replace(led, texts=texts), exact)
+
+
+def row(name: str, cases: Seq[Any], led: Answers, exact: Answers) -> list[str]:
+    """Return the row of a table: right answers, and distributions against the exact ones."""
+    scores = evaluation().score(cases, led.texts)
     right = sum(score.right for score in scores.values())
     share = right / sum(score.asked for score in scores.values())
     theirs, ours = (
@@ -151,7 +162,7 @@ def _log_softmax(row: Any) -> Any:
 
 def _variants(options: peers.Options) -> Iterator[tuple[str, Path]]:
     """Yield names and folders of our precisions and of the formats of llama.cpp."""
-    checkpoint = _checkpoint(options.models)
+    checkpoint = packaged(options.models)
     for precision in ("fp32", *options.precisions):
         for tower in options.towers:
             if (precision, tower) != ("fp32", "fp32"):
@@ -161,7 +172,7 @@ def _variants(options: peers.Options) -> Iterator[tuple[str, Path]]:
         yield f"{kind}, weights only", peers.exported(_rounded(checkpoint, kind), "fp32")
 
 
-def _checkpoint(models: Path) -> Path:
+def packaged(models: Path) -> Path:
     """Return the packaged checkpoint without its graphs, copied at the first call."""
     folder = models / "demo"
     if not folder.is_dir():
@@ -189,9 +200,10 @@ def _rounded(checkpoint: Path, kind: str) -> Path:
     return folder
 
 
-def _evaluate() -> Any:
+def evaluation() -> Any:
     """Return the evaluation module of the packaged model; its modules import each other by name."""
-    sys.path.insert(0, str(DEMO / "training"))
+    if str(DEMO / "training") not in sys.path:
+        sys.path.insert(0, str(DEMO / "training"))
     import evaluate
 
     return evaluate

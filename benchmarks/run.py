@@ -9,9 +9,10 @@ token against the bare forward), ``serve`` (eight clients against ``transformers
 when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` (the same while
 requests arrive at random), ``onnx-image`` (the same with an image), ``onnx-layers`` (the layers
 between kernels and a client), ``onnx-profile`` (the time of each operator), ``onnx-memory`` (the
-memory of a server), ``accuracy`` (the accuracy of precisions), ``torch-rows`` (the effect of a long
-answer on others), ``torch-start`` (time and memory of one request, start included, against
-``generate``). Peers and vlmkit run in turn; figures are medians with minimum and maximum.
+memory of a server), ``accuracy`` (the accuracy of precisions), ``torch-cache`` (an 8-bit KV cache
+against a dense one), ``torch-rows`` (the effect of a long answer on others), ``torch-start`` (time
+and memory of one request, start included, against ``generate``). Peers and vlmkit run in turn;
+figures are medians with minimum and maximum.
 docs/how-to/benchmark.md describes the setup of peers.
 """
 
@@ -38,6 +39,7 @@ import sampling
 import server
 import shapes
 import stopwatch
+import torch_cache
 import torch_rows
 import torch_start
 import waits
@@ -166,6 +168,7 @@ NAMED_BENCHES = {
     "onnx-profile": onnx_profile.bench,
     "onnx-memory": onnx_memory.bench,
     "accuracy": accuracy.bench,
+    "torch-cache": torch_cache.bench,
     "torch-rows": torch_rows.bench,
     "torch-start": torch_start.bench,
 }

@@ -33,7 +33,7 @@ KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # prefixes o
 STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
 NUM_CACHED = 2 * (STOPS[-1] + 1)  # tokens of both sequences
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-INT8_TOLERANCE = 0.25  # of the largest logit
+INT8_TOLERANCE = 0.5  # of the length of a row of logits; most models change by 1 to 5 %
 
 
 class CheckedEngine(Engine, Protocol):
@@ -100,10 +100,11 @@ def check(
     Raises:
         CheckpointError: the answers differ by more than rounding.
     """
-    found = _difference(engine, views, expected, last_position)
-    if found is None:
+    rows = _rows(engine, views, expected, last_position)
+    if rows is None:
         return  # only tests have such a small cache
-    difference, largest = found
+    found, wanted = rows
+    difference, largest = (found - wanted).abs().max().item(), max(wanted.abs().max().item(), 1e-6)
     if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * largest:
         subject, hint = "", "report the model type; engine.self_check = false runs it all the same"
         if backend is not None:
@@ -120,7 +121,9 @@ def check(
 def check_int8(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> None:
     """Compute the same tokens through an 8-bit cache, and measure its rounding.
 
-    Keys of some families have a few numbers that are so large that the others are rounded to zero.
+    Keys of some models have a few numbers that are so large that the others are rounded to zero.
+    Then all logits differ. A token that selects other experts differs alone, as it does in half
+    precision, so the token that differs least counts.
 
     Args:
         engine: the engine, with that cache.
@@ -130,24 +133,26 @@ def check_int8(engine: CheckedEngine, views: Views, expected: torch.Tensor) -> N
     Raises:
         CheckpointError: rounding changes the answers of this model too much.
     """
-    found = _difference(engine, views, expected)
-    if found is None:
+    rows = _rows(engine, views, expected)
+    if rows is None:
         return
-    difference, largest = found
-    log.info("the 8-bit cache changes logits by %.2g where they reach %.2g", difference, largest)
-    if not difference <= INT8_TOLERANCE * largest:
+    found, wanted = (each - each.mean(1, keepdim=True) for each in rows)
+    changes = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
+    log.info("the 8-bit cache changes logits by %.1f %% (median)", 100 * changes.median().item())
+    least = changes.min().item()
+    if not least <= INT8_TOLERANCE:
         raise CheckpointError(
-            f"the 8-bit cache changes the logits of this model by {difference:.2g} where they "
-            f"reach {largest:.2g}; it would answer wrong",
+            f"the 8-bit cache changes all logits of this model, by {100 * least:.0f} % at least; "
+            "it would answer wrong",
             hint='engine.cache_dtype = "auto" keeps keys and values in the precision of the model; '
             "engine.self_check = false runs it all the same",
         )
 
 
-def _difference(
+def _rows(
     engine: CheckedEngine, views: Views, expected: torch.Tensor, last_position: int | None = None
-) -> tuple[float, float] | None:
-    """Return the largest difference of logits, and the largest logit; None if the cache is full."""
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return logits ``[rows, vocab]`` of the engine and those expected; None if it has no room."""
     if last_position is None:
         last_position = engine.limits.max_sequence_tokens - 1
     ids = views.text_tokens(STOPS[-1])
@@ -168,7 +173,7 @@ def _difference(
         engine.release(sequence)
     found = torch.stack(rows).float()
     wanted = expected[[stop - 1 for stop in STOPS]].float().to(found.device)
-    return (found - wanted).abs().max().item(), max(wanted.abs().max().item(), 1e-6)
+    return found, wanted
 
 
 def _row(output: StepOutput) -> torch.Tensor:
