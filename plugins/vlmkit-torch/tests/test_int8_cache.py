@@ -195,6 +195,12 @@ def test_other_precisions_of_the_cache_are_refused_by_name(saved: Saved) -> None
         vlmkit.load(saved("llama"), engine={"use": "torch", "cache_dtype": "int4"})
 
 
+def test_the_engine_of_onnx_does_not_take_the_setting(saved: Saved) -> None:
+    pytest.importorskip("vlmkit_onnx")
+    with pytest.raises(ConfigError, match="cache_dtype"):
+        vlmkit.load(saved("llama"), engine={"use": "onnx", "cache_dtype": "int8"})
+
+
 def test_a_sequence_with_values_that_are_not_finite_shares_no_prefix(
     load: Callable[..., Any], saved: Saved
 ) -> None:
