@@ -262,7 +262,8 @@ def test_requests_end_at_close_although_the_engine_cannot_release():
             model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
             for _ in range(3)
         ]
-        streams[0]._next_chunks()
+        chunks = iter(streams[0])
+        next(chunks)
         model.close()
         for stream in streams:
             wait_until(lambda stream=stream: stream.is_done)

@@ -242,30 +242,24 @@ class AnswerReader:
         Raises:
             VlmkitError: the request failed.
         """
-        return self._iterate(1)
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks as they arrive; the asynchronous form of iteration."""
-        return self._aiterate(1)
-
-    def _iterate(self, num_chunks: int) -> Iterator[Chunk]:
-        """Yield chunks when so many are unread."""
         try:
-            while True:
-                self._buffer.wait(num_chunks)
-                if not (chunks := self._buffer.take()):
-                    return
+            while chunks := self._next_chunks(1):
                 yield from chunks
         finally:
             self.abort()
 
-    async def _aiterate(self, num_chunks: int) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks as they arrive; the asynchronous form of iteration."""
         try:
-            while chunks := await self._next_chunks(num_chunks):
+            while chunks := await self.next_chunks():
                 for chunk in chunks:
                     yield chunk
         finally:
             self.abort()
+
+    def _next_chunks(self, num_chunks: int) -> list[Chunk]:
+        self._buffer.wait(num_chunks)
+        return self._buffer.take() or []
 
     async def next_chunks(self) -> list[Chunk]:
         """Wait for chunks and return all that arrived; empty at the end of the answer.
@@ -273,9 +267,9 @@ class AnswerReader:
         Raises:
             VlmkitError: the request failed.
         """
-        return await self._next_chunks(1)
+        return await self._anext_chunks(1)
 
-    async def _next_chunks(self, num_chunks: int) -> list[Chunk]:
+    async def _anext_chunks(self, num_chunks: int) -> list[Chunk]:
         chunks = None
         while chunks is None:
             if (news := self._buffer.news(num_chunks)) is not None:
@@ -292,15 +286,21 @@ class AnswerReader:
             VlmkitError: the request failed.
         """
         whole = WholeAnswer(self.num_choices)
-        for chunk in self._iterate(self._buffer.many_chunks):
-            whole.add(chunk)
+        try:
+            while chunks := self._next_chunks(self._buffer.many_chunks):
+                whole.add(chunks)
+        finally:
+            self.abort()
         return self._completion(whole)
 
     async def aresult(self) -> Completion:
         """Wait for the end and return the completion; the asynchronous form of ``result``."""
         whole = WholeAnswer(self.num_choices)
-        async for chunk in self._aiterate(self._buffer.many_chunks):
-            whole.add(chunk)
+        try:
+            while chunks := await self._anext_chunks(self._buffer.many_chunks):
+                whole.add(chunks)
+        finally:
+            self.abort()
         return self._completion(whole)
 
     def abort(self) -> None:

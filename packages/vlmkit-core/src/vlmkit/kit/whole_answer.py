@@ -1,5 +1,7 @@
 """Joins the chunks of an answer to a completion."""
 
+from collections.abc import Iterable
+
 from vlmkit.types.completion import Choice, Chunk
 from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
 from vlmkit.types.sample import Sample
@@ -22,16 +24,17 @@ class WholeAnswer:
         """How many tokens there are so far."""
         return sum(map(len, self.samples))
 
-    def add(self, chunk: Chunk) -> None:
-        """Add the next chunk of a choice."""
-        choice = self._choices[chunk.index]
-        self._deltas[chunk.index].extend(chunk.deltas)
-        choice.samples.extend(chunk.samples)
-        choice.finish_reason = chunk.finish_reason or choice.finish_reason
-        choice.stop_string = chunk.stop_string or choice.stop_string
-        choice.places = chunk.places or choice.places
-        if chunk.embedding is not None:
-            choice.embedding = chunk.embedding
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Add the next chunks, of any choices."""
+        for chunk in chunks:
+            choice = self._choices[chunk.index]
+            self._deltas[chunk.index].extend(chunk.deltas)
+            choice.samples.extend(chunk.samples)
+            choice.finish_reason = chunk.finish_reason or choice.finish_reason
+            choice.stop_string = chunk.stop_string or choice.stop_string
+            choice.places = chunk.places or choice.places
+            if chunk.embedding is not None:
+                choice.embedding = chunk.embedding
 
     def choices(self) -> list[Choice]:
         """Return all choices with their texts."""

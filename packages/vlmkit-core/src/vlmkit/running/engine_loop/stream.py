@@ -369,30 +369,25 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
-        return self._iterate(1)
-
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        """Yield chunks as they come; the asynchronous form of iteration."""
-        return self._aiterate(1)
-
-    def _iterate(self, num_chunks: int) -> Iterator[Chunk]:
-        """Yield chunks when so many are unread; few wake-ups leave more time to the engine."""
         try:
-            while True:
-                self._channel.wait(num_chunks)
-                if not (chunks := self._channel.take(self._resume)):
-                    return
+            while chunks := self._next_chunks(1):
                 yield from chunks
         finally:
             self.abort()
 
-    async def _aiterate(self, num_chunks: int) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """Yield chunks as they come; the asynchronous form of iteration."""
         try:
-            while chunks := await self._next_chunks(num_chunks):
+            while chunks := await self.next_chunks():
                 for chunk in chunks:
                     yield chunk
         finally:
             self.abort()
+
+    def _next_chunks(self, num_chunks: int) -> list[Chunk]:
+        """Wait for so many unread chunks; few wake-ups leave more time to the engine."""
+        self._channel.wait(num_chunks)
+        return self._channel.take(self._resume) or []
 
     async def next_chunks(self) -> list[Chunk]:
         """Wait for unread chunks and return all of them; an empty list at the end.
@@ -400,9 +395,9 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
-        return await self._next_chunks(1)
+        return await self._anext_chunks(1)
 
-    async def _next_chunks(self, num_chunks: int) -> list[Chunk]:
+    async def _anext_chunks(self, num_chunks: int) -> list[Chunk]:
         chunks = None
         while chunks is None:
             if (news := self._channel.news(num_chunks)) is not None:
@@ -427,17 +422,21 @@ class Stream:
             VlmkitError: the request failed.
         """
         whole = WholeAnswer(self.num_choices)
-        for chunk in self._iterate(self._channel.many_chunks):
-            whole.add(chunk)
+        try:
+            while chunks := self._next_chunks(self._channel.many_chunks):
+                whole.add(chunks)
+        finally:
+            self.abort()
         return self._completion(whole)
 
     async def aresult(self) -> Completion:
         """Wait for the end and return the whole answer; the async form of :meth:`result`."""
         whole = WholeAnswer(self.num_choices)
         try:
-            async for chunk in self._aiterate(self._channel.many_chunks):
-                whole.add(chunk)
+            while chunks := await self._anext_chunks(self._channel.many_chunks):
+                whole.add(chunks)
         except BaseException:
+            self.abort()
             if whole.num_samples > NUM_AT_ONCE:
                 asyncio.get_running_loop().run_in_executor(None, release, whole.samples)
             raise
