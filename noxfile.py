@@ -270,6 +270,14 @@ def torchvision(session: nox.Session) -> None:
 
 
 @nox.session
+def quantization_tools(session: nox.Session) -> None:
+    """Compare the weights of quantized checkpoints with those of the tools that wrote them."""
+    install(session, *TESTED, HF, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
+    session.install("-q", "bitsandbytes==0.50.*", *TORCH_PIN)
+    session.run("pytest", "tests/test_quantization_tools.py", *session.posargs)
+
+
+@nox.session
 def text_alone(session: nox.Session) -> None:
     """Install the text side without torch and run its tests."""
     install(session, *TESTED, HF, groups=("test",))

@@ -18,7 +18,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
-from quantized_checkpoints import awq, folders, gptq  # noqa: E402 - they need torch
+from quantized_checkpoints import awq, bitsandbytes, folders, gptq  # noqa: E402 - they need torch
 from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
 from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
@@ -35,6 +35,8 @@ UP = "model.layers.0.mlp.up_proj"
 METHODS: dict[str, Make] = {
     "gptq": gptq.make,
     "awq": partial(awq.make, is_symmetric=True),
+    "nf4": bitsandbytes.make,
+    "int8": bitsandbytes.make_eight,
 }
 """All zero points are the middle, so that a change of one shows."""
 
@@ -73,6 +75,30 @@ def test_weights_of_awq_are_exact(
     made = awq.make(saved("llama"), tmp_path, group_size=group_size, is_symmetric=is_symmetric)
 
     assert_has_the_values(made)
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["plain scales", "quantized scales"])
+@pytest.mark.parametrize("blocksize", [32, 64, 4096])
+@pytest.mark.parametrize("levels", ["nf4", "fp4"])
+def test_weights_of_bitsandbytes_in_4_bits_are_exact(
+    levels: str, blocksize: int, is_nested: bool, saved: Saved, tmp_path: Path
+) -> None:
+    how = {"levels": levels, "blocksize": blocksize, "is_nested": is_nested}
+
+    assert_has_the_values(bitsandbytes.make(saved("llama"), tmp_path, **how))
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32], ids=str)
+def test_bytes_may_be_stored_as_other_numbers(storage: Any, saved: Saved, tmp_path: Path) -> None:
+    assert_has_the_values(bitsandbytes.make(saved("llama"), tmp_path, storage=storage))
+
+
+def test_weights_of_bitsandbytes_in_8_bits_are_exact(saved: Saved, tmp_path: Path) -> None:
+    assert_has_the_values(bitsandbytes.make_eight(saved("llama"), tmp_path))
+
+
+def test_the_first_versions_of_bitsandbytes_state_no_method(saved: Saved, tmp_path: Path) -> None:
+    assert_has_the_values(bitsandbytes.make(saved("llama"), tmp_path, quant_method=None))
 
 
 def test_a_zero_point_of_0_does_not_wrap(saved: Saved, tmp_path: Path) -> None:
@@ -338,6 +364,73 @@ FLAWS = {
         awq.make,
         "lists plain layers ('modules_to_not_convert'), and it has none of them, such as 'visual'",
         stated={"modules_to_not_convert": ["visual"]},
+    ),
+    "nf4: levels that contradict the state": Flaw(
+        bitsandbytes.make,
+        "has levels of 'nf4', and quantization_config states 'fp4'",
+        stated={"bnb_4bit_quant_type": "fp4"},
+    ),
+    "nf4: other levels": Flaw(
+        bitsandbytes.make,
+        layer("has other levels than those of 'nf4'"),
+        put("weight.quant_map", torch.linspace(-1, 1, 16)),
+    ),
+    "nf4: layers of 8 bits by the config": Flaw(
+        bitsandbytes.make,
+        "it has layers of 4 bits, not stated in quantization_config",
+        stated={"load_in_4bit": False, "load_in_8bit": True},
+    ),
+    "nf4: another number of scales": Flaw(
+        bitsandbytes.make,
+        layer("has 3072 bytes and 95 scales, which contradict shape [96, 64] in blocks of 64"),
+        put("weight.absmax", lambda old: old[:-1].clone()),
+    ),
+    "nf4: scales without a state": Flaw(
+        bitsandbytes.make,
+        layer("has scales and no 'quant_state'"),
+        put("weight.quant_state.bitsandbytes__nf4", None),
+    ),
+    "nf4: scales without weights": Flaw(
+        bitsandbytes.make, layer("has no 'weight'"), put("weight", None)
+    ),
+    "nf4: scales that are not finite": Flaw(
+        bitsandbytes.make,
+        layer("has scales that are not finite"),
+        put("weight.nested_absmax", at(0, float("inf"))),
+    ),
+    "nf4: quantized scales that the config denies": Flaw(
+        bitsandbytes.make,
+        "contradicts the configuration about whether scales are quantized themselves",
+        stated={"bnb_4bit_use_double_quant": False},
+    ),
+    "nf4: a state that is no JSON": Flaw(
+        bitsandbytes.make,
+        layer("has a 'quant_state' that is not supported"),
+        put("weight.quant_state.bitsandbytes__nf4", at(0, 0)),
+    ),
+    "nf4: a quantized layer that is listed as plain": Flaw(
+        bitsandbytes.make,
+        layer("is quantized, and quantization_config lists it as plain"),
+        stated={"llm_int8_skip_modules": [UP]},
+    ),
+    "int8: scales of another size": Flaw(
+        bitsandbytes.make_eight,
+        layer("has weights of shape [96, 64] and scales of shape [95]"),
+        put("SCB", lambda old: old[:-1].clone()),
+    ),
+    "int8: no scales": Flaw(bitsandbytes.make_eight, layer("has no 'SCB'"), put("SCB", None)),
+    "int8: scales without weights": Flaw(
+        bitsandbytes.make_eight, layer("has no 'weight'"), put("weight", None)
+    ),
+    "int8: a layout of kernels": Flaw(
+        bitsandbytes.make_eight,
+        layer("has weights in another layout than rows ('weight_format')"),
+        put("weight_format", torch.tensor(2, dtype=torch.uint8)),
+    ),
+    "int8: scales that are not finite": Flaw(
+        bitsandbytes.make_eight,
+        layer("has scales that are not finite"),
+        put("SCB", at(0, float("nan"))),
     ),
     "gptq: an embedding": Flaw(
         gptq.make,

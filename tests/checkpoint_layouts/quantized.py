@@ -102,14 +102,12 @@ HOW = f"{ENGINE}its weights are quantized, and config.json does not say how"
 LAYOUTS = [
     never_seen("hqq", "hqq"),
     never_seen("quanto", "optimum.quanto"),
-    needing("bitsandbytes", "bitsandbytes", "bitsandbytes", load_in_4bit=True),
     needing("torchao", "torchao", "torchao"),
     needing("auto-round", "auto_round", "auto-round"),
     Layout(
-        "weights by bitsandbytes in 8 bits",
+        "weights by bitsandbytes, which are plain",
         by("bitsandbytes", load_in_8bit=True),
-        f"{ENGINE}its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations "
-        "by what else is in a step, so that answers would depend on other requests",
+        f"{ENGINE}it has no layers of 8 bits, which quantization_config states",
         UNQUANTIZED,
     ),
     Layout(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parity import pipeline, runner
-from quantized_checkpoints import awq, gptq
+from quantized_checkpoints import awq, bitsandbytes, gptq
 from quantized_checkpoints.folders import Quantized
 
 Saved = Callable[[str], Path]
@@ -28,6 +28,9 @@ METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
         {"version": 2, "is_symmetric": False, "is_ordered": True},
     ),
     "awq": (awq.make, {}),
+    "nf4": (bitsandbytes.make, {}),
+    "fp4": (bitsandbytes.make, {"levels": "fp4", "is_nested": False}),
+    "int8": (bitsandbytes.make_eight, {}),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import awq, gptq
+from vlmkit_quantized import awq, bitsandbytes, gptq
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
@@ -31,6 +31,7 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     awq.METHOD: Format(awq.check, awq.weights),
+    bitsandbytes.METHOD: Format(bitsandbytes.check, bitsandbytes.weights),
     gptq.METHOD: Format(gptq.check, gptq.weights),
 }
 """The formats, by the ``quant_method`` of ``quantization_config``."""
@@ -114,6 +115,8 @@ def _format_of(checkpoint: Checkpoint) -> tuple[Format, Mapping[str, Any]]:
     if not isinstance(fields, Mapping):
         raise FormatError("its config.json has no 'quantization_config'")
     method = fields.get("quant_method")
+    if method is None and (fields.get("load_in_4bit") or fields.get("load_in_8bit")):
+        method = bitsandbytes.METHOD  # as its first versions wrote it
     if (found := FORMATS.get(str(method))) is None:
         raise FormatError(f"its weights are quantized by {method!r}, which is not supported")
     return found, fields

@@ -142,7 +142,7 @@ def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
         _build_quantized_reader,
         cannot_serve=quantization.quantized_objection,
         priority=10,
-        description="GPTQ and AWQ, expanded to the model's precision without their packages",
+        description="GPTQ, AWQ and bitsandbytes, expanded without their packages",
     )
     registry.add(
         "transformers",

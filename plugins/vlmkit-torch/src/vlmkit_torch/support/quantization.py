@@ -23,7 +23,6 @@ EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
 _ACCELERATE = ("accelerate", "accelerate")
 _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(EXPANDED, (("accelerate", "vlmkit-torch[quantized]"),)),
-    "bitsandbytes": (("bitsandbytes", "bitsandbytes"), _ACCELERATE),
     compressed_tensors.PACKAGE: (("compressed_tensors", "vlmkit-torch[quantized]"),),
     "hqq": (("hqq", "hqq"), _ACCELERATE),
     "quanto": (("optimum.quanto", "optimum-quanto"), _ACCELERATE),
@@ -75,12 +74,6 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
         reason := compressed_tensors.objection(checkpoint, stated)
     ):
         return reason
-    if method == "bitsandbytes" and _is_in_eight_bits(stated):
-        return Objection(
-            "its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations by "
-            "what else is in a step, so that answers would depend on other requests",
-            hint=UNQUANTIZED,
-        )
     return _absence(method)
 
 
@@ -119,11 +112,6 @@ def _absence(method: str) -> Objection | None:
     if method in _UNTESTED:
         return Objection(f"{problem}, which was never tried with vlmkit", hint=UNQUANTIZED)
     return Objection(problem, hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}")
-
-
-def _is_in_eight_bits(stated: Any) -> bool:
-    is_stated = isinstance(stated, Mapping)
-    return is_stated and bool(stated.get("load_in_8bit") or stated.get("_load_in_8bit"))
 
 
 def is_read_here(checkpoint: Checkpoint) -> bool:
