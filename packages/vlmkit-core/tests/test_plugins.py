@@ -741,6 +741,14 @@ def test_a_plugin_is_identified_by_the_hash_of_its_files(site: Site, tmp_path: P
     assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def test_the_built_in_plugin_is_identified_by_the_files_of_the_core(site: Site) -> None:
+    (builtin, *_) = site.load().found
+    assert (builtin.name, builtin.source) == ("builtin", "vlmkit")
+    record = importlib.metadata.distribution("vlmkit-core").read_text("RECORD")
+    assert record
+    assert builtin.digest() == hashlib.sha256(record.encode()).hexdigest()
+
+
 # Local files.
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from vlmkit.errors import PluginError
+from vlmkit.kit.install_command import CORE
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import hookspecs
 from vlmkit.plugins.local import load_local, local_digest
@@ -63,7 +64,7 @@ class Candidate:
             if isinstance(self.entry, Path):
                 return local_digest(self.entry)
             if isinstance(self.entry, ModuleType):
-                return _record_digest(importlib.metadata.distribution(self.source))
+                return _record_digest(importlib.metadata.distribution(CORE))
             dist = getattr(self.entry, "dist", None)
             return "" if dist is None else _record_digest(dist)
         except (OSError, ValueError, importlib.metadata.PackageNotFoundError):
