@@ -437,7 +437,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
     """Record what the documentation shows, ``docs/figures``; names choose some terminals alone."""
-    install(session, *TESTED, HF, ONNX_CPU, DEMO, WEBUI)
+    install(session, CORE, SERVER, HF, ONNX_CPU, DEMO, WEBUI)
     session.install("-q", "pyte>=0.8", "rich>=14", "selenium>=4.40")
     session.run("python", "benchmarks/terminals.py", *session.posargs)
     if not session.posargs:

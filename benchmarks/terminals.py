@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -28,8 +29,9 @@ COMMANDS = {
     "serve": ["vlmkit serve demo"],
 }
 ENDS = b"api_key="  # what a server prints last
+DEVELOPMENT = re.compile(rb"\b(\d+\.\d+\.\d+)(?:\.post\d+)?\+\w+(?:\.dirty)?")
 # Without the remote fonts of Rich's default format.
-SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+SVG = """<svg viewBox="0 0 {width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
 <style>.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace }} \
 {styles}</style>
 <defs>{lines}</defs>
@@ -45,21 +47,21 @@ def main() -> None:
         for command in COMMANDS[name]:
             console.print(Text(f"$ {command}", style="bold"))
             for line in _screen(command):
-                console.print(Text(_neutral(line)), soft_wrap=True)
+                console.print(Text(line), soft_wrap=True)
         console.print()
         svg = console.export_svg(title="", code_format=SVG, unique_id=name)
         (FOLDER / f"{name}.svg").write_text(svg)
 
 
-def _neutral(line: str) -> str:
-    """Return a line without data of the recording machine."""
-    return line.replace(sys.executable, ".venv/bin/python").replace(platform.release(), "6.1")
+def _neutral(written: bytes) -> bytes:
+    """Return what a command wrote, without data of the recording machine and of its checkout."""
+    for ours, shown in ((sys.executable, ".venv/bin/python"), (platform.release(), "6.1")):
+        written = written.replace(ours.encode(), shown.encode())
+    return DEVELOPMENT.sub(rb"\1", written)
 
 
 def _screen(command: str) -> list[str]:
     """Run a command in a terminal and return the lines of the final screen."""
-    screen = pyte.Screen(COLUMNS, LINES)
-    stream = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm", "NO_COLOR": "1"}
     process = subprocess.Popen(
@@ -69,11 +71,12 @@ def _screen(command: str) -> list[str]:
     written = b""
     while data := _read(ours):
         written += data
-        stream.feed(data)
         if ENDS in written:
             process.send_signal(signal.SIGINT)
             break
     process.wait()
+    screen = pyte.Screen(COLUMNS, LINES)
+    pyte.ByteStream(screen).feed(_neutral(written))
     return [line.rstrip() for line in "\n".join(screen.display).rstrip().split("\n")]
 
 
