@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
-from quantized_checkpoints import awq, bitsandbytes, folders, gptq  # noqa: E402 - they need torch
+from quantized_checkpoints import awq, bitsandbytes, compressed, folders, gptq  # noqa: E402 - they need torch
 from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
 from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
@@ -37,6 +38,8 @@ METHODS: dict[str, Make] = {
     "awq": partial(awq.make, is_symmetric=True),
     "nf4": bitsandbytes.make,
     "int8": bitsandbytes.make_eight,
+    "pack": compressed.make,
+    "nvfp4": partial(compressed.make, scheme="nvfp4"),
 }
 """All zero points are the middle, so that a change of one shows."""
 
@@ -99,6 +102,71 @@ def test_weights_of_bitsandbytes_in_8_bits_are_exact(saved: Saved, tmp_path: Pat
 
 def test_the_first_versions_of_bitsandbytes_state_no_method(saved: Saved, tmp_path: Path) -> None:
     assert_has_the_values(bitsandbytes.make(saved("llama"), tmp_path, quant_method=None))
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True], ids=["asymmetric", "symmetric"])
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "group"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_packed_integers_of_compressed_tensors_are_exact(
+    bits: int, strategy: str, is_symmetric: bool, saved: Saved, tmp_path: Path
+) -> None:
+    changes = {"num_bits": bits, "strategy": strategy, "symmetric": is_symmetric}
+    if strategy != "group":
+        changes["group_size"] = None
+
+    assert_has_the_values(compressed.make(saved("llama"), tmp_path, weights=changes))
+
+
+OF_COMPRESSED = {
+    "int": {},
+    "int, asymmetric": {"symmetric": False},
+    "int, groups": {"strategy": "group", "group_size": 32},
+    "fp8": {},
+    "fp8, one scale": {"strategy": "tensor"},
+    "fp8, blocks": {"strategy": "block", "block_structure": [32, 32]},
+    "fp8, blocks that cross the edge": {"strategy": "block", "block_structure": [40, 40]},
+    "nvfp4": {},
+    "mxfp4": {},
+    "mxfp8": {},
+}
+
+
+@pytest.mark.parametrize("which", OF_COMPRESSED)
+def test_other_weights_of_compressed_tensors_are_exact(
+    which: str, saved: Saved, tmp_path: Path
+) -> None:
+    scheme, weights = which.partition(",")[0], OF_COMPRESSED[which]
+
+    assert_has_the_values(compressed.make(saved("llama"), tmp_path, scheme=scheme, weights=weights))
+
+
+def test_columns_of_compressed_tensors_may_be_in_any_order(saved: Saved, tmp_path: Path) -> None:
+    weights = {"actorder": "group"}
+
+    assert_has_the_values(
+        compressed.make(saved("llama"), tmp_path, is_ordered=True, weights=weights)
+    )
+
+
+def test_layers_may_be_of_different_schemes(saved: Saved, tmp_path: Path) -> None:
+    four = compressed.make(saved("llama"), tmp_path / "4")
+    eight = compressed.make(saved("llama"), tmp_path / "8", scheme="fp8")
+    of_eight = {n: it for n, it in folders.tensors(eight.folder).items() if UP in n}
+    folders.change(four.folder, lambda all_: remove(all_, UP) or all_.update(of_eight))
+    second = {"targets": ["re:.*up_proj"], "weights": compressed.FP8, "format": "float-quantized"}
+    stated = Checkpoint("m", four.folder).config["quantization_config"]["config_groups"]
+    folders.state(four.folder, config_groups={**stated, "group_1": second})
+
+    found = values_of(four.folder)
+
+    assert torch.equal(found[f"{UP}.weight"], eight.values[f"{UP}.weight"])
+    assert found.keys() == four.values.keys()
+
+
+def remove(all_: Tensors, layer: str) -> None:
+    """Remove the tensors of a layer."""
+    for name in [name for name in all_ if layer in name]:
+        del all_[name]
 
 
 def test_a_zero_point_of_0_does_not_wrap(saved: Saved, tmp_path: Path) -> None:
@@ -199,13 +267,25 @@ class Flaw:
         make: makes the checkpoint.
         message: a part of the error.
         tensors: changes tensors.
-        stated: fields of ``quantization_config`` to set.
+        stated: fields of ``quantization_config`` to set, or a function that returns them.
+        tie: whether the head is stated to be the embedding.
     """
 
     make: Make
     message: str
     tensors: Callable[[Tensors], object] = lambda _: None
     stated: Any = None
+    tie: bool = False
+
+
+def of_weights(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a function that returns config groups with other weights."""
+
+    def change(stated: dict[str, Any]) -> dict[str, Any]:
+        (group,) = stated["config_groups"].values()
+        return {"config_groups": {"group_0": {**group, "weights": {**group["weights"], **values}}}}
+
+    return change
 
 
 def put(part: str, tensor: Any) -> Callable[[Tensors], None]:
@@ -432,6 +512,92 @@ FLAWS = {
         layer("has scales that are not finite"),
         put("SCB", at(0, float("nan"))),
     ),
+    "compressed: bits that contradict the shapes": Flaw(
+        compressed.make,
+        "has I32 weights of shape [64, 12] and BF16 scales of shape [64, 6], which contradict",
+        stated=of_weights(num_bits=8),
+    ),
+    "compressed: groups that contradict the shapes": Flaw(
+        compressed.make,
+        "has I32 weights of shape [64, 12] and BF16 scales of shape [64, 6], which contradict",
+        stated=of_weights(group_size=32),
+    ),
+    "compressed: another shape": Flaw(
+        compressed.make,
+        layer("has a 'weight_shape' of [95, 64] and 96 packed rows"),
+        put("weight_shape", torch.tensor([95, 64])),
+    ),
+    "compressed: no scales": Flaw(
+        compressed.make, layer("has no 'weight_scale'"), put("weight_scale", None)
+    ),
+    "compressed: scales without weights": Flaw(
+        compressed.make, layer("has scales and no weight"), put("weight_packed", None)
+    ),
+    "compressed: zero points that are absent": Flaw(
+        compressed.make, "which contradict its config groups", stated=of_weights(symmetric=False)
+    ),
+    "compressed: zero points that are not stated": Flaw(
+        partial(compressed.make, weights={"symmetric": False}),
+        "has zero points, and its config group is symmetric",
+        stated=of_weights(symmetric=True),
+    ),
+    "compressed: scales that are not finite": Flaw(
+        compressed.make,
+        layer("has scales that are not finite"),
+        put("weight_scale", at((0, 0), float("nan"))),
+    ),
+    "compressed: a weight that is no number": Flaw(
+        partial(compressed.make, scheme="fp8"),
+        f"weight '{UP}.weight' has values that are not finite",
+        put("weight", lambda old: at((0, 0), 0x7F)(old.view(torch.uint8)).view(old.dtype)),
+    ),
+    "compressed: a scale of scales that is zero": Flaw(
+        partial(compressed.make, scheme="nvfp4"),
+        layer("has a 'weight_global_scale' that is zero or not finite"),
+        put("weight_global_scale", torch.zeros(1)),
+    ),
+    "compressed: a group without columns": Flaw(
+        partial(compressed.make, is_ordered=True),
+        layer("has groups ('weight_g_idx') that are not of 16 columns"),
+        put("weight_g_idx", at(slice(0, 20), 1)),
+    ),
+    "compressed: two schemes that fit": Flaw(
+        compressed.make,
+        "fits several of its config groups",
+        stated={
+            "config_groups": {
+                "a": {"targets": [], "weights": compressed.INT4},
+                "b": {"targets": [], "weights": {**compressed.INT4, "symmetric": False}},
+            }
+        },
+        tensors=lambda all_: all_.update(
+            {f"{UP}.weight_zero_point": torch.zeros((12, 4), dtype=torch.int32)}
+        ),
+    ),
+    "compressed: a quantized layer that is listed as plain": Flaw(
+        compressed.make,
+        layer("is quantized, and quantization_config lists it as plain"),
+        stated={"ignore": ["lm_head", UP]},
+    ),
+    "compressed: sparse weights": Flaw(
+        compressed.make,
+        f"its quantization has sparse weights ('sparsity_config'), {NOT}",
+        stated={"sparsity_config": {"format": "sparse-24-bitmask"}},
+    ),
+    "compressed: transforms": Flaw(
+        compressed.make,
+        f"its quantization has transforms of weights and activations ('transform_config'), {NOT}",
+        stated={"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+    ),
+    "gptq: a head that is the embedding": Flaw(
+        gptq.make,
+        "its layer 'lm_head' is quantized and is the embedding ('tie_word_embeddings')",
+        lambda all_: (
+            remove(all_, "lm_head")
+            or all_.update({f"lm_head.{p}": all_[f"{UP}.{p}"].clone() for p in gptq.PARTS})
+        ),
+        tie=True,
+    ),
     "gptq: an embedding": Flaw(
         gptq.make,
         "its layer 'model.embed_tokens' is a quantized embedding, which is not supported",
@@ -448,13 +614,16 @@ def test_a_contradictory_checkpoint_is_rejected_with_the_layer(
 ) -> None:
     folder = flaw.make(saved("llama"), tmp_path).folder
     folders.change(folder, flaw.tensors)
-    folders.state(folder, **(flaw.stated or {}))
+    stated = Checkpoint("m", folder).config["quantization_config"]
+    folders.state(folder, **(flaw.stated(stated) if callable(flaw.stated) else flaw.stated or {}))
+    if flaw.tie:
+        folders.edit(folder, tie_word_embeddings=True)
 
     with pytest.raises((CheckpointError, PluginUnavailable)) as caught:
         vlmkit.load(folder, **TORCH)
 
     assert flaw.message in str(caught.value)
-    assert "load the model that it was made from" in caught.value.hint
+    assert re.search("load the model that it was made from|config.json", caught.value.hint)
 
 
 # Mutations.
@@ -477,7 +646,8 @@ def other_shape(folder: Path, dice: random.Random) -> None:
         tensor = all_[name]
         axis = dice.randrange(tensor.ndim) if tensor.ndim else 0
         cut = tensor.narrow(axis, 0, max(tensor.shape[axis] - 1, 0)) if tensor.ndim else tensor
-        swap = tensor.ndim == 2 and dice.random() < 0.5
+        is_square = len(set(tensor.shape)) == 1  # whose axes look alike
+        swap = tensor.ndim == 2 and not is_square and dice.random() < 0.5
         all_[name] = (tensor.T if swap else cut).clone().contiguous()
 
     folders.change(folder, change)

@@ -31,6 +31,7 @@ W8A16 = group(weights(8))
 ASYMMETRIC = group(weights(4, "group", symmetric=False))
 INT8 = group(weights(8), format="int-quantized")
 INT8_ACTIVATIONS = group(weights(8), input_activations={**TOKEN, "type": "int"})
+PACKED_ACTIVATIONS = {**W4A16, "input_activations": {**TOKEN, "type": "int"}}
 FP8 = group(weights(8, "tensor", type="float"), input_activations=STATIC_FP8)
 FP8_DYNAMIC = group(weights(8, type="float"), input_activations={**TOKEN, "type": "float"})
 FP4 = group(weights(4, "group", type="float"), format="nvfp4-pack-quantized")
@@ -153,17 +154,23 @@ def _refused(name: str, change: Change, reason: str, base: str = "llama") -> Lay
 
 NOT = "which is not supported"
 OTHERS = "so that answers would depend on other requests"
+ROTATION = {"config_groups": {"R1": {"type": "hadamard"}}}
+QUERIES = "model.layers.0.self_attn.q_proj.weight_packed"
+INT8_OF_TOKENS, FP4_OF_TOKENS = ({**one, "input_activations": TOKEN} for one in (INT8, FP4))
 DYNAMIC = {**TOKEN, "strategy": "tensor"}
 
 LAYOUTS = [
     _refused(
         "sparse",
-        _by({"group_0": W4A16}, sparsity_config={"format": "sparse-24-bitmask"}),
+        _by({"group_0": INT8_ACTIVATIONS}, sparsity_config={"format": "sparse-24-bitmask"}),
         "its quantization has sparse weights ('sparsity_config'), which are not supported",
     ),
     _refused(
         "transforms",
-        _by({"group_0": W4A16}, transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+        _by(
+            {"group_0": INT8_ACTIVATIONS},
+            transform_config=ROTATION,
+        ),
         "its quantization has transforms of weights and activations ('transform_config'), which "
         "are not supported",
     ),
@@ -175,7 +182,7 @@ LAYOUTS = [
     _refused(
         "an old format",
         _by({"group_0": W4A16}, format="marlin-24"),
-        f"its config group 'group_0' stores weights as 'marlin-24', {NOT}",
+        "its config group 'group_0' stores weights as 'marlin-24', not supported",
     ),
     _refused(
         "activations alone",
@@ -193,25 +200,30 @@ LAYOUTS = [
         f"its 'kv_cache_scheme' is dynamic, {OTHERS}",
     ),
     _refused(
-        "two asymmetric groups",
-        _by({"group_0": ASYMMETRIC, "group_1": REST}),
-        "its packed weights are asymmetric, which is supported for one config group without "
-        "quantized activations or cache only",
+        "asymmetric weights and quantized activations",
+        _by({"group_0": {**ASYMMETRIC, "input_activations": TOKEN}}),
+        "its config group 'group_0' has asymmetric packed weights, which are not supported with "
+        "quantized activations",
     ),
     _refused(
         "plain weights",
         _by({"group_0": W4A16}),
+        "its quantization_config describes quantized layers, and it has none",
+    ),
+    _refused(
+        "plain weights and quantized activations",
+        _by({"group_0": INT8_ACTIVATIONS}),
         "its quantization_config describes compressed weights, and its files have none",
     ),
     _refused(
         "an embedding",
-        both(_by({"group_0": W4A16}), with_weight("model.embed_tokens.weight_packed")),
+        both(_by({"group_0": INT8_ACTIVATIONS}), with_weight("model.embed_tokens.weight_packed")),
         f"its embedding is quantized, {NOT}",
     ),
     _refused(
         "a head that is the embedding",
         both(
-            _by({"group_0": W4A16}),
+            _by({"group_0": INT8_ACTIVATIONS}),
             edit("config.json", tie_word_embeddings=True),
             with_weight("lm_head.weight_packed"),
         ),
@@ -220,26 +232,35 @@ LAYOUTS = [
     ),
     _refused(
         "plain experts",
-        both(_by({"group_0": W4A16}), with_weight("model.layers.0.self_attn.q_proj.weight_packed")),
+        both(
+            _by({"group_0": PACKED_ACTIVATIONS}),
+            with_weight(QUERIES),
+        ),
         "some of its experts are plain in its files and quantized by its config groups",
         "mixtral",
     ),
     _refused(
         "experts of eight bits",
-        both(_by({"group_0": INT8}), _stored_as("weight", "weight_scale")),
+        both(
+            _by({"group_0": INT8_OF_TOKENS}),
+            _stored_as("weight", "weight_scale"),
+        ),
         f"its experts are 'int-quantized' by 'channel', {NOT}",
         "mixtral",
     ),
     _refused(
         "experts of four bits that are floats",
-        both(_by({"group_0": FP4}), _stored_as("weight_packed", "weight_scale")),
+        both(
+            _by({"group_0": FP4_OF_TOKENS}),
+            _stored_as("weight_packed", "weight_scale"),
+        ),
         f"its experts are 'nvfp4-pack-quantized' by 'group', {NOT}",
         "mixtral",
     ),
     _refused(
         "experts of one of two groups",
         both(
-            _by({"group_0": ATTENTION, "group_1": REST}),
+            _by({"group_0": ATTENTION, "group_1": {**REST, "input_activations": TOKEN}}),
             _stored_as("weight_packed", "weight_scale"),
         ),
         "several of its config groups may be the one of its experts",

@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ import transformers
 import vlmkit
 import zoo
 from checkpoint_layouts import compressed as made
-from checkpoint_layouts.weights import sharded
+from checkpoint_layouts.weights import sharded, tensors
 from parity import pipeline, runner
+from quantized_checkpoints import compressed as written
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
+from vlmkit_quantized import formats
 from vlmkit_torch.engine import packing
 from vlmkit_torch.loading.reading import read_config, read_model
 
@@ -85,6 +88,76 @@ def test_each_quantization_scheme_is_answered_as_by_transformers(
     folder = quantized("llama", saved, tmp_path, group)
 
     assert answers(folder) == expected(folder)
+
+
+def by_the_package(parts: dict[str, torch.Tensor], group: made.Group) -> torch.Tensor:
+    """Return the values of a layer as the package computes them in float32."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    scheme, scales = QuantizationScheme(**group), parts["weight_scale"]
+    is_packed = "weight_packed" in parts
+    if is_packed and parts["weight_packed"].dtype == torch.uint8:  # else, it returns bfloat16
+        rows, columns = parts["weight_packed"].shape
+        is_mx = scales.dtype == torch.uint8
+        return dequantize(
+            x_q=unpack_fp4_from_uint8(parts["weight_packed"], rows, 2 * columns, torch.float32),
+            scale=decompress_mx_scale(scales).float() if is_mx else scales.float(),
+            args=scheme.weights,
+            global_scale=parts.get("weight_global_scale"),
+            dtype=torch.float32,
+        )
+    if scales.dtype == torch.uint8:
+        scales = decompress_mx_scale(scales).float()
+        return dequantize(parts["weight"], scales, args=scheme.weights)
+    compressor = BaseCompressor.get_value_from_registry(str(group["format"]))
+    return compressor.decompress(parts | {"weight_scale": scales.float()}, scheme)["weight"]
+
+
+def assert_has_the_values_of_the_package(folder: Path, group: made.Group) -> None:
+    stored = tensors(folder)
+    found = formats.weights(Checkpoint("m", folder))
+    assert len(found) == 21
+    for name, weight in found.items():
+        prefix = name.removesuffix("weight")
+        parts = {part.removeprefix(prefix): stored[part] for part in weight.tensors}
+        assert torch.equal(torch.from_numpy(weight.dense()), by_the_package(parts, group)), name
+
+
+BY_THE_TOOL = {
+    **ONE,
+    "asymmetric": made.ASYMMETRIC,
+    **{f"{bits} bits": made.group(made.weights(bits, "group")) for bits in (2, 3, 5, 6, 7)},
+    "one scale": made.group(made.weights(4, "tensor")),
+    "asymmetric rows": made.group(made.weights(8, symmetric=False)),
+    "asymmetric int8": made.group(made.weights(8, symmetric=False), format="int-quantized"),
+    "fp8 of rows": made.group(made.weights(8, type="float")),
+}
+
+
+@needs_package
+@pytest.mark.parametrize("group", BY_THE_TOOL.values(), ids=BY_THE_TOOL)
+def test_weights_that_the_tool_wrote_have_its_values(
+    group: made.Group, saved: Saved, tmp_path: Path
+) -> None:
+    folder = quantized("llama", saved, tmp_path, group)
+    stated = Checkpoint("m", folder).config["quantization_config"]["config_groups"]["group_0"]
+
+    assert_has_the_values_of_the_package(folder, stated)
+
+
+@needs_package
+@pytest.mark.parametrize("scheme", written.SCHEMES)
+def test_weights_that_are_written_from_the_specification_have_the_values_of_the_package(
+    scheme: str, saved: Saved, tmp_path: Path
+) -> None:
+    folder = written.make(saved("llama"), tmp_path, scheme=scheme).folder
+    stated = Checkpoint("m", folder).config["quantization_config"]["config_groups"]["group_0"]
+
+    assert_has_the_values_of_the_package(folder, stated)
 
 
 @needs_package
@@ -224,13 +297,30 @@ def test_loading_writes_no_standard_error_and_logs_no_warning(
     assert not caplog.records
 
 
+@needs_package
+@pytest.mark.parametrize("group", [made.W4A16, made.ASYMMETRIC], ids=["w4a16", "asymmetric"])
+def test_weights_alone_need_no_package(
+    group: made.Group, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = quantized("llama", saved, tmp_path, group)
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "compressed_tensors" else found(name),
+    )
+
+    assert answers(folder)
+
+
 def test_the_hint_names_an_extra_that_contains_the_package(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "m"
     shutil.copytree(saved("llama"), folder)
     made.LAYOUTS[0].change(folder)
-    made.state(folder, sparsity_config={}, config_groups={"group_0": made.W4A16})
+    made.state(folder, sparsity_config={}, config_groups={"group_0": made.INT8_ACTIVATIONS})
     made.with_weight("model.layers.0.mlp.up_proj.weight_packed")(folder)
     found = importlib.util.find_spec
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parity import pipeline, runner
-from quantized_checkpoints import awq, bitsandbytes, gptq
+from quantized_checkpoints import awq, bitsandbytes, compressed, gptq
 from quantized_checkpoints.folders import Quantized
 
 Saved = Callable[[str], Path]
@@ -31,6 +31,9 @@ METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
     "nf4": (bitsandbytes.make, {}),
     "fp4": (bitsandbytes.make, {"levels": "fp4", "is_nested": False}),
     "int8": (bitsandbytes.make_eight, {}),
+    "compressed, packed": (compressed.make, {"weights": {"symmetric": False}}),
+    "compressed, fp8": (compressed.make, {"scheme": "fp8"}),
+    "compressed, nvfp4": (compressed.make, {"scheme": "nvfp4"}),
 }
 
 

@@ -3,6 +3,7 @@
 A row of ``FORMATS`` per format. Errors name the checkpoint and the layer.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import awq, bitsandbytes, gptq
+from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gptq
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+
+_HEAD = re.compile(r"(^|\.)lm_head\.(?!(weight|bias)$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     awq.METHOD: Format(awq.check, awq.weights),
     bitsandbytes.METHOD: Format(bitsandbytes.check, bitsandbytes.weights),
+    compressed_tensors.METHOD: Format(compressed_tensors.check, compressed_tensors.weights),
     gptq.METHOD: Format(gptq.check, gptq.weights),
 }
 """The formats, by the ``quant_method`` of ``quantization_config``."""
@@ -80,6 +84,12 @@ class ReadWeight:
         return self.packed().dense()
 
 
+def quantizes_weights_alone(checkpoint: Checkpoint) -> bool:
+    """Return whether nothing but weights is quantized: no activations, keys or values."""
+    fields = checkpoint.config.get("quantization_config")
+    return not isinstance(fields, Mapping) or not compressed_tensors.quantizes_more(fields)
+
+
 def objection(checkpoint: Checkpoint) -> Objection | None:
     """Return why the weights of a checkpoint cannot be read; None if they seem readable.
 
@@ -88,7 +98,9 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     """
     try:
         found, fields = _format_of(checkpoint)
-        found.check(StoredArrays(checkpoint), fields)
+        stored = StoredArrays(checkpoint)
+        found.check(stored, fields)
+        _check_head(checkpoint, stored)
     except FormatError as error:
         return error.objection()
     except CheckpointError as error:
@@ -104,10 +116,30 @@ def weights(checkpoint: Checkpoint) -> dict[str, ReadWeight]:
     """
     try:
         found, fields = _format_of(checkpoint)
-        listed = found.weights(StoredArrays(checkpoint), fields)
+        stored = StoredArrays(checkpoint)
+        _check_head(checkpoint, stored)
+        listed = found.weights(stored, fields)
         return {weight.name: ReadWeight(checkpoint, weight) for weight in listed}
     except FormatError as error:
         raise error.of(checkpoint) from error
+
+
+def _check_head(checkpoint: Checkpoint, stored: StoredArrays) -> None:
+    """Reject a quantized head that is the embedding, which is plain.
+
+    Raises:
+        FormatError: there is one.
+    """
+    text = checkpoint.answering.get("text_config")
+    configs = (checkpoint.answering, text if isinstance(text, Mapping) else {})
+    if not any(config.get("tie_word_embeddings") is True for config in configs):
+        return
+    if layer := next(
+        (name[: found.end() - 1] for name in stored if (found := _HEAD.search(name))), None
+    ):
+        raise FormatError(
+            "is quantized and is the embedding ('tie_word_embeddings'), not supported", layer
+        )
 
 
 def _format_of(checkpoint: Checkpoint) -> tuple[Format, Mapping[str, Any]]:

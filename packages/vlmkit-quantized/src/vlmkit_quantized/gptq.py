@@ -149,17 +149,17 @@ def _layer(name: str, parts: Parts, config: GptqConfig) -> GptqLayer:
         raise FormatError("has no 'g_idx', which its order of columns ('desc_act') needs", name)
     require_types(name, parts, dict.fromkeys(("qweight", "qzeros", "g_idx"), ("I32", "U32")))
     require_matrices(name, parts, NEEDED)
-    fitting = [
+    matching = [
         GptqLayer(name, parts, bits, columns, columns if size == -1 else size)
         for bits, size in sorted(config.sizes)
         if (columns := _columns(parts, bits))
         and _shapes(parts, bits, columns, columns if size == -1 else size)
     ]
-    if len({(layer.bits, layer.columns, layer.group_size) for layer in fitting}) != 1:
+    if len({(layer.bits, layer.columns, layer.group_size) for layer in matching}) != 1:
         stated = " or ".join(f"{bits} bits in groups of {size}" for bits, size in config.sizes)
         shape = list(parts["qweight"].shape)
         raise FormatError(f"has a 'qweight' of shape {shape}, which contradicts {stated}", name)
-    return fitting[0]
+    return matching[0]
 
 
 def _columns(parts: Parts, bits: int) -> int:

@@ -142,7 +142,7 @@ def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
         _build_quantized_reader,
         cannot_serve=quantization.quantized_objection,
         priority=10,
-        description="GPTQ, AWQ and bitsandbytes, expanded without their packages",
+        description="GPTQ, AWQ, bitsandbytes, compressed-tensors; no package of theirs",
     )
     registry.add(
         "transformers",
@@ -156,5 +156,5 @@ def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
         _build_compressed_reader,
         cannot_serve=quantization.compressed_objection,
         priority=10,
-        description="compressed-tensors, decompressed by its package",
+        description="compressed-tensors with quantized activations, by its package",
     )

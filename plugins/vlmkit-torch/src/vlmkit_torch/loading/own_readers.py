@@ -69,7 +69,7 @@ class TransformersReader(WeightReader):
 
 
 class CompressedTensorsReader(WeightReader):
-    """Layers of compressed-tensors, decompressed after transformers read them.
+    """Layers of compressed-tensors with quantized activations, by its package.
 
     Args:
         checkpoint: the files.

@@ -1,7 +1,8 @@
-"""Decides which checkpoints of compressed-tensors can run; imports nothing heavy.
+"""Decides which checkpoints of compressed-tensors with quantized activations can run.
 
-Reads ``quantization_config`` and the headers of weight files. ``loading.decompression``
-decompresses the layers.
+The package runs these; vlmkit-quantized reads those whose weights alone are quantized. Reads
+``quantization_config`` and the headers of weight files, and imports nothing heavy.
+``loading.decompression`` decompresses the layers.
 """
 
 import importlib.metadata
@@ -73,8 +74,7 @@ def normalized(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``quantization_config`` with which transformers loads the files correctly.
 
     Earlier versions of the tool state one format for all groups, and the status ``frozen`` for
-    compressed weights. transformers decompresses asymmetric packed weights only with
-    ``dequantize``.
+    compressed weights.
     """
     groups = dict(_groups(stated))
     kept = {name: value for name, value in stated.items() if name not in _HOW_TO_RUN}
@@ -82,7 +82,6 @@ def normalized(stated: Mapping[str, Any]) -> dict[str, Any]:
         **kept,
         "config_groups": {n: {**g, "format": _format(stated, g)} for n, g in groups.items()},
         "quantization_status": "compressed",
-        "dequantize": any(_is_packed_asymmetric(stated, group) for group in groups.values()),
     }
 
 
@@ -105,26 +104,13 @@ def _config_reason(stated: Mapping[str, Any]) -> str | None:
     for name, group in groups.items():
         if reason := _group_reason(stated, group):
             return f"its config group {name!r} {reason}"
-    return _cache_reason(cache) or _asymmetry_reason(stated)
+    return _cache_reason(cache)
 
 
 def _cache_reason(args: Any) -> str | None:
     """Return why the quantization of keys and values is not supported; None if it is."""
     if isinstance(args, Mapping) and args.get("dynamic"):
         return "its 'kv_cache_scheme' is dynamic, so that answers would depend on other requests"
-    return None
-
-
-def _asymmetry_reason(stated: Mapping[str, Any]) -> str | None:
-    """Return why transformers cannot decompress asymmetric packed weights; None if it can."""
-    groups = [group for _, group in _groups(stated)]
-    asymmetric = [group for group in groups if _is_packed_asymmetric(stated, group)]
-    more = len(groups) > 1 or stated.get("kv_cache_scheme")
-    if asymmetric and (more or any(map(asymmetric[0].get, _ACTIVATIONS))):
-        return (
-            "its packed weights are asymmetric, which is supported for one config group without "
-            "quantized activations or cache only"
-        )
     return None
 
 
@@ -135,6 +121,8 @@ def _group_reason(stated: Mapping[str, Any], group: Any) -> str | None:
         return "quantizes no weights, which is not supported"
     if (stored := _format(stated, group)) not in FORMATS:
         return f"stores weights as {stored!r}, which is not supported"
+    if _is_packed_asymmetric(stated, group):
+        return "has asymmetric packed weights, which are not supported with quantized activations"
     if weights.get("actorder") in ("group", "dynamic"):
         return "orders weights by activations ('actorder'), which is not supported"
     return next(filter(None, map(_activations_reason, map(group.get, _ACTIVATIONS))), None)

@@ -116,7 +116,8 @@ def _absence(method: str) -> Objection | None:
 
 def is_read_here(checkpoint: Checkpoint) -> bool:
     """Return whether weights are of a method whose tensors this plugin reads itself."""
-    return method_of(checkpoint) in formats.FORMATS
+    is_known = method_of(checkpoint) in formats.FORMATS
+    return is_known and formats.quantizes_weights_alone(checkpoint)
 
 
 def quantized_objection(checkpoint: Checkpoint) -> str | None:
@@ -146,6 +147,8 @@ def compressed_objection(checkpoint: Checkpoint) -> str | None:
         return NOT_QUANTIZED
     if method != compressed_tensors.PACKAGE:
         return f"it reads {compressed_tensors.PACKAGE!r} only"
+    if is_read_here(checkpoint):
+        return "it reads quantized activations or cache only"
     return objection(checkpoint)
 
 
