@@ -242,6 +242,13 @@ def test_batches_take_all_rows_in_order_and_are_bounded(
     assert padding <= len(ranges) * costs.call_tokens, "no more than as many calls would cost"
 
 
+def test_a_batch_of_8_bits_is_as_large_as_a_cpu_holds_in_its_cache() -> None:
+    costs = ReadCosts(512, 2**19, may_split=True, reads_in_place=False)
+
+    assert costs.batches([250] * 8) == [(0, 8)]
+    assert costs.batches([1000] * 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
 def test_one_long_row_does_not_widen_the_others() -> None:
     on_cpu, on_gpu = ReadCosts(4096, 2**19, may_split=True), ReadCosts(4096, 2**24, may_split=False)
     lengths = [100] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch

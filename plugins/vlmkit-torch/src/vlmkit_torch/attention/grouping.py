@@ -32,6 +32,11 @@ class ReadCosts:
         """Tokens whose keys and values are copied in the time of one more call."""
         return max(1, self.call_bytes // self.token_bytes)
 
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens whose copies are small enough to stay in a CPU's cache until they are read."""
+        return 2 * self.call_tokens
+
     def batches(self, lengths: Seq[int]) -> list[tuple[int, int]]:
         """Return how to cut rows into batches, as half-open ranges in order.
 
@@ -50,6 +55,8 @@ class ReadCosts:
     def _is_one_batch(self, num_rows: int, longest: int, total: int) -> bool:
         """Return whether one batch of these rows is cheaper than two."""
         padding = num_rows * longest - total
+        if not self.reads_in_place and num_rows * longest > self.piece_tokens:
+            return False  # all of it is expanded before it is read
         return (
             longest <= self.call_tokens
             and padding <= self.call_tokens

@@ -144,7 +144,7 @@ def _parts(slots: np.ndarray, costs: ReadCosts, uploads: Uploads) -> Iterator[to
     if not costs.may_split:
         yield uploads.add(slots)
         return
-    size = 2 * costs.call_tokens  # small enough to stay in a CPU's cache until it is read
+    size = costs.piece_tokens
     is_long = 2 * (stops - starts) >= costs.call_tokens  # a copy reads, writes and reads again
     for start, stop in zip(starts[is_long].tolist(), stops[is_long].tolist(), strict=True):
         length = stop - start if costs.reads_in_place else size
