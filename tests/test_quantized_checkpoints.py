@@ -14,6 +14,7 @@ import pytest
 
 import vlmkit
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
+from vlmkit.kit import memory
 from vlmkit.kit.checkpoint import Checkpoint
 
 torch = pytest.importorskip("torch")
@@ -24,7 +25,8 @@ from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
 from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
-from vlmkit_torch.support import refusal  # noqa: E402
+from vlmkit_torch.settings import ComputeSettings  # noqa: E402
+from vlmkit_torch.support import refusal, sizing  # noqa: E402
 from vlmkit_torch.testing import TorchWeightsContract  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
@@ -232,6 +234,49 @@ def test_lists_of_plain_layers_may_have_names_of_modules(
     listed: list[str], saved: Saved, tmp_path: Path
 ) -> None:
     assert_has_the_values(awq.make(saved("llama"), tmp_path, modules_to_not_convert=listed))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_memory_of_expanded_weights_is_known_before_they_are_read(
+    method: str, saved: Saved, tmp_path: Path
+) -> None:
+    made = METHODS[method](saved("llama"), tmp_path)
+    num = sum(weight.numel() for weight in folders.tensors(made.plain).values())
+    checkpoint = Checkpoint("m", made.folder)
+
+    assert sizing.weight_bytes(checkpoint, "float32") == 4 * num
+    assert sizing.weight_bytes(checkpoint, "bfloat16") == 2 * num
+
+
+def test_a_large_quantized_model_is_expanded_to_the_precision_that_fits(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = gptq.make(saved("llama"), tmp_path)
+    folders.edit(made.folder, dtype="bfloat16", torch_dtype=None)
+    checkpoint = Checkpoint("m", made.folder)
+    rest = sizing.WORKING_BYTES + sizing.MIN_CACHE_BYTES
+    for dtype in ("float32", "bfloat16"):
+        available = sizing.weight_bytes(checkpoint, dtype) + rest
+        monkeypatch.setattr(memory, "available_bytes", lambda found=available: found)
+        assert sizing.plan(checkpoint, ComputeSettings()).dtype == dtype
+
+
+@pytest.mark.parametrize(("much_bytes", "level"), [(0, "WARNING"), (2**30, "INFO")])
+def test_the_log_says_how_much_memory_expanded_weights_take(
+    much_bytes: int,
+    level: str,
+    saved: Saved,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = gptq.make(saved("llama"), tmp_path)
+    monkeypatch.setattr(sizing, "MUCH_BYTES", much_bytes)
+    with caplog.at_level("INFO", sizing.__name__), vlmkit.load(made.folder, **TORCH):
+        pass
+
+    (record,) = [it for it in caplog.records if "are expanded to float32" in it.getMessage()]
+    assert record.levelname == level
 
 
 CONTRACT = [name for name in dir(TorchWeightsContract) if name.startswith("test_")]

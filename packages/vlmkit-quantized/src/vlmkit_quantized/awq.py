@@ -6,6 +6,7 @@ their own. Zero points are stored as they are, so one of 0 is no wrap.
 Source: the format of AutoAWQ, whose ``dequantize_gemm`` defines the values.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.layers import (
+    Outline,
     Parts,
     check_plain,
     quantized_layers,
@@ -117,13 +119,20 @@ def read(parts: Parts, config: AwqConfig) -> QuantizedLinear:
     )
 
 
-def check(stored: StoredArrays, fields: Mapping[str, Any]) -> None:
-    """Reject what shows in ``quantization_config`` and headers.
+def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
+    """Return what headers show of the quantized weights, compared with ``quantization_config``.
 
     Raises:
         FormatError: the checkpoint is not supported.
     """
-    _layers(stored, config_of(fields), fields)
+    return [
+        Outline(math.prod(parts["qweight"].shape) * IN_WORD, _tensors(name))
+        for name, parts in _layers(stored, config_of(fields), fields)
+    ]
+
+
+def _tensors(name: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{part}" for part in PACKED)
 
 
 def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[QuantizedWeight]:
@@ -138,6 +147,6 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
         yield QuantizedWeight(
             name=f"{name}.weight",
             shape=(words * IN_WORD, columns),
-            tensors=tuple(f"{name}.{part}" for part in PACKED),
+            tensors=_tensors(name),
             read=partial(read, parts, config),
         )

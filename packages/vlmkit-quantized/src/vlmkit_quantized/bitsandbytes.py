@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from vlmkit_quantized.errors import FormatError
-from vlmkit_quantized.layers import Parts, check_plain, require_types
+from vlmkit_quantized.layers import Outline, Parts, check_plain, require_types
 from vlmkit_quantized.packing import halves
 from vlmkit_quantized.stated import Stated
 from vlmkit_quantized.stored import Floats, StoredArray, StoredArrays
@@ -98,14 +98,31 @@ class Layer:
     quant_type: str
     state: StoredArray
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its codes."""
+        return math.prod(self.weight.shape) * NUMBER_BYTES[self.weight.dtype]
 
-def check(stored: StoredArrays, fields: Mapping[str, Any]) -> None:
-    """Reject what shows in ``quantization_config`` and headers.
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that its weight consists of."""
+        names = (*self.parts, f"{STATE}{self.quant_type}")
+        return (f"{self.name}.weight", *(f"{self.name}.weight.{name}" for name in names))
+
+
+def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
+    """Return what headers show of the quantized weights, compared with ``quantization_config``.
 
     Raises:
         FormatError: the checkpoint is not supported.
     """
-    _layers(stored, fields)
+    four, eight = _layers(stored, fields)
+    of_four = [Outline(2 * layer.num_bytes, layer.tensors) for layer in four]
+    of_eight = [
+        Outline(math.prod(parts["weight"].shape), _tensors(name, parts))
+        for name, parts in eight.items()
+    ]
+    return of_four + of_eight
 
 
 def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[QuantizedWeight]:
@@ -118,11 +135,10 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
     for layer in four:
         state = _state(layer)
         _compare(layer, state, Stated(fields))
-        names = (f"{layer.name}.weight.{part}" for part in layer.parts)
         yield QuantizedWeight(
             name=f"{layer.name}.weight",
             shape=state.shape,
-            tensors=(f"{layer.name}.weight", *names, _state_name(layer)),
+            tensors=layer.tensors,
             read=partial(_read_four, layer, state),
         )
     for name, parts in eight.items():
@@ -130,7 +146,7 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
         yield QuantizedWeight(
             name=f"{name}.weight",
             shape=(rows, columns),
-            tensors=tuple(f"{name}.{part}" for part in parts if part != "bias"),
+            tensors=_tensors(name, parts),
             read=partial(_read_eight, parts),
         )
 
@@ -212,8 +228,9 @@ def _of_eight(stored: StoredArrays) -> Iterator[tuple[str, Parts]]:
         yield name, parts
 
 
-def _state_name(layer: Layer) -> str:
-    return f"{layer.name}.weight.{STATE}{layer.quant_type}"
+def _tensors(name: str, parts: Parts) -> tuple[str, ...]:
+    """Return the names of the tensors of a layer of 8 bits."""
+    return tuple(f"{name}.{part}" for part in parts if part != "bias")
 
 
 def _state(layer: Layer) -> State:
@@ -246,13 +263,13 @@ def _compare(layer: Layer, state: State, stated: Stated) -> None:
         )
     if min(state.shape) < 1 or state.blocksize not in BLOCKS:
         raise FormatError("has a 'quant_state' with an unknown size of blocks, or no weights", name)
-    num_bytes = math.prod(layer.weight.shape) * NUMBER_BYTES[layer.weight.dtype]
     num_blocks = -(-num // state.blocksize)
     is_nested = "nested_absmax" in layer.parts
-    if num_bytes != -(-num // 2) or math.prod(layer.parts["absmax"].shape) != num_blocks:
+    num_scales = math.prod(layer.parts["absmax"].shape)
+    if layer.num_bytes != -(-num // 2) or num_scales != num_blocks:
         raise FormatError(
-            f"has {num_bytes} bytes and {math.prod(layer.parts['absmax'].shape)} scales, which "
-            f"contradict shape {list(state.shape)} in blocks of {state.blocksize}",
+            f"has {layer.num_bytes} bytes and {num_scales} scales, which contradict shape "
+            f"{list(state.shape)} in blocks of {state.blocksize}",
             name,
         )
     if stated.flag("bnb_4bit_use_double_quant", default=is_nested) != is_nested or is_nested != (

@@ -8,6 +8,7 @@ rejected. Nothing here quantizes activations.
 Source: the package compressed-tensors, whose ``dequantize`` defines the values in float32.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from vlmkit_quantized import float_codes
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.layers import (
+    Outline,
     Parts,
     check_plain,
     quantized_layers,
@@ -57,6 +59,7 @@ _TYPES = {
     "pack-quantized": "I32",
     **dict.fromkeys(FLOATS_OF_4, "U8"),
 }
+_BITS = {"I32": 32, "U8": 8, "I8": 8, "F8_E4M3": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +193,20 @@ def _block(name: str, stated: Stated) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def check(stored: StoredArrays, fields: Mapping[str, Any]) -> None:
-    """Reject what shows in ``quantization_config`` and headers.
+def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
+    """Return what headers show of the quantized weights, compared with ``quantization_config``.
 
     Raises:
         FormatError: the checkpoint is not supported.
     """
     schemes = schemes_of(fields)
+    found = []
     for name, parts in _layers(stored, fields):
-        _matching(name, parts, schemes, None)
+        matching = _matching(name, parts, schemes, None)
+        fewest_bits = min(scheme.bits for scheme in matching)
+        num_bits = math.prod(parts[matching[0].part].shape) * _BITS[matching[0].dtype]
+        found.append(Outline(num_bits // fewest_bits, _tensors(name, parts)))
+    return found
 
 
 def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[QuantizedWeight]:
@@ -217,9 +225,13 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
         yield QuantizedWeight(
             name=f"{name}.weight",
             shape=shape,
-            tensors=tuple(f"{name}.{part}" for part in parts if part != "bias"),
+            tensors=_tensors(name, parts),
             read=partial(_read, parts, scheme, shape),
         )
+
+
+def _tensors(name: str, parts: Parts) -> tuple[str, ...]:
+    return tuple(f"{name}.{part}" for part in parts if part != "bias")
 
 
 def _layers(stored: StoredArrays, fields: Mapping[str, Any]) -> list[tuple[str, Parts]]:

@@ -3,6 +3,7 @@
 A row of ``FORMATS`` per format. Errors name the checkpoint and the layer.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gptq
 from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.layers import Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
@@ -24,19 +26,19 @@ class Format:
     """A format.
 
     Attributes:
-        check: rejects what shows in ``quantization_config`` and headers.
+        outlines: returns what headers show, and rejects what contradicts ``quantization_config``.
         weights: yields the weights.
     """
 
-    check: Callable[[StoredArrays, Mapping[str, Any]], None]
+    outlines: Callable[[StoredArrays, Mapping[str, Any]], list[Outline]]
     weights: Callable[[StoredArrays, Mapping[str, Any]], Iterator[QuantizedWeight]]
 
 
 FORMATS: Mapping[str, Format] = {
-    awq.METHOD: Format(awq.check, awq.weights),
-    bitsandbytes.METHOD: Format(bitsandbytes.check, bitsandbytes.weights),
-    compressed_tensors.METHOD: Format(compressed_tensors.check, compressed_tensors.weights),
-    gptq.METHOD: Format(gptq.check, gptq.weights),
+    awq.METHOD: Format(awq.outlines, awq.weights),
+    bitsandbytes.METHOD: Format(bitsandbytes.outlines, bitsandbytes.weights),
+    compressed_tensors.METHOD: Format(compressed_tensors.outlines, compressed_tensors.weights),
+    gptq.METHOD: Format(gptq.outlines, gptq.weights),
 }
 """The formats, by the ``quant_method`` of ``quantization_config``."""
 
@@ -99,13 +101,30 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     try:
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
-        found.check(stored, fields)
+        found.outlines(stored, fields)
         _check_head(checkpoint, stored)
     except FormatError as error:
         return error.objection()
     except CheckpointError as error:
         return Objection(str(error), hint=error.hint)
     return None
+
+
+def num_weights(checkpoint: Checkpoint) -> int:
+    """Return the number of weights of the plain model, by headers.
+
+    Raises:
+        CheckpointError: they are not supported, or contradict ``quantization_config``.
+    """
+    try:
+        found, fields = _format_of(checkpoint)
+        stored = StoredArrays(checkpoint)
+        listed = found.outlines(stored, fields)
+    except FormatError as error:
+        raise error.of(checkpoint) from error
+    used = {name for outline in listed for name in outline.tensors}
+    plain = sum(math.prod(array.shape) for name, array in stored.items() if name not in used)
+    return plain + sum(outline.num_weights for outline in listed)
 
 
 def weights(checkpoint: Checkpoint) -> dict[str, ReadWeight]:

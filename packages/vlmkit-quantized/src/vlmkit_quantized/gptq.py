@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit_quantized.errors import FormatError
-from vlmkit_quantized.layers import Parts, quantized_layers, require_matrices, require_types
+from vlmkit_quantized.layers import (
+    Outline,
+    Parts,
+    quantized_layers,
+    require_matrices,
+    require_types,
+)
 from vlmkit_quantized.packing import unpack_words
 from vlmkit_quantized.stated import Stated, one_of
 from vlmkit_quantized.stored import StoredArrays
@@ -128,6 +134,11 @@ class GptqLayer:
     def rows(self) -> int:
         """Its outputs."""
         return self.parts["qweight"].shape[1]
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors that its weight consists of."""
+        return tuple(f"{self.name}.{part}" for part in self.parts if part in PACKED)
 
     def stored_zeros(self) -> NDArray[np.uint8]:
         """Return the zero points as stored, of shape ``[groups, rows]``."""
@@ -262,13 +273,14 @@ def _column_groups(layer: GptqLayer, config: GptqConfig) -> NDArray[np.int32] | 
     return np.array(groups, np.int32)
 
 
-def check(stored: StoredArrays, fields: Mapping[str, Any]) -> None:
-    """Reject what shows in ``quantization_config`` and headers.
+def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
+    """Return what headers show of the quantized weights, compared with ``quantization_config``.
 
     Raises:
         FormatError: the checkpoint is not supported.
     """
-    layers_of(stored, config_of(fields))
+    layers = layers_of(stored, config_of(fields))
+    return [Outline(layer.rows * layer.columns, layer.tensors) for layer in layers]
 
 
 def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[QuantizedWeight]:
@@ -284,6 +296,6 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
         yield QuantizedWeight(
             name=f"{layer.name}.weight",
             shape=(layer.rows, layer.columns),
-            tensors=tuple(f"{layer.name}.{part}" for part in layer.parts if part in PACKED),
+            tensors=layer.tensors,
             read=partial(read, layer, config, version),
         )

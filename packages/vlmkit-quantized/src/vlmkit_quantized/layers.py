@@ -6,6 +6,7 @@ unlimited time.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vlmkit_quantized.errors import FormatError
@@ -13,6 +14,20 @@ from vlmkit_quantized.stored import StoredArray, StoredArrays
 
 Parts = Mapping[str, StoredArray]
 """The tensors of a layer, by the rest of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What headers show of a quantized weight.
+
+    Attributes:
+        num_weights: numbers of the plain weight; where headers leave it open, the most that fit.
+        tensors: the names of the tensors that it consists of.
+    """
+
+    num_weights: int
+    tensors: tuple[str, ...]
+
 
 MATRIX_AXES = 2
 PATTERN = "re:"

@@ -140,6 +140,7 @@ def load(
             installed.
         EngineError: the device failed, or has too little memory.
     """
+    sizing.report_expansion(checkpoint, str(dtype).removeprefix("torch."))
     stored = stored_dtype(checkpoint) if device.type == "cpu" else None
     if stored is None or dtype in (stored, torch.float16):
         model = read_model(checkpoint, config, dtype, reader)

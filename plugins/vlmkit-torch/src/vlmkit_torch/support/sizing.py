@@ -19,6 +19,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
+from vlmkit_quantized import formats
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.support import quantization
 
@@ -26,8 +27,10 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+HALF = ("bfloat16", "float16")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # names of safetensors
 BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})  # CPU features for products of bfloat16
+MUCH_BYTES = GIB  # more in memory than in files
 CACHE_BYTES = 4 * GIB  # if settings do not state it
 MIN_CACHE_BYTES = GIB // 8
 ACCELERATORS = tuple(map(Path, ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/kfd")))
@@ -139,8 +142,13 @@ def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
 
     A weight of half the bytes is read in half the time. Without bfloat16 units, its products take
     longer than that saves; few CPUs have float16 units.
+
+    Quantized weights are exact in float32 alone. The stated precision follows, for less memory.
     """
     own = _own_dtype(checkpoint)
+    if quantization.is_read_here(checkpoint):
+        stated = _stated_dtype(checkpoint)
+        return ("float32", stated) if stated in HALF else ("float32",)
     if own == "bfloat16" and multiplies_bfloat16():
         return (own,)  # float32 is slower and larger
     return ("float32",) if own == "float32" else ("float32", own)
@@ -152,23 +160,50 @@ def multiplies_bfloat16() -> bool:
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """Return the bytes of a checkpoint's weights in memory; a lower bound for quantized ones."""
+    """Return the bytes of a checkpoint's weights in memory.
+
+    A lower bound where a package expands quantized weights or runs layers with them.
+    """
     stored = weights_of(checkpoint)
+    if quantization.is_read_here(checkpoint):
+        return formats.num_weights(checkpoint) * ITEM_BYTES[dtype]
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
     return stored.num_parameters * ITEM_BYTES[dtype]
+
+
+def report_expansion(checkpoint: Checkpoint, dtype: str) -> None:
+    """Log how much memory quantized weights take when they are expanded; warn if it is much more.
+
+    Args:
+        checkpoint: the files.
+        dtype: the precision of the model.
+    """
+    if not quantization.is_read_here(checkpoint):
+        return
+    in_files, in_memory = weights_of(checkpoint).num_bytes, weight_bytes(checkpoint, dtype)
+    log.log(
+        logging.WARNING if in_memory >= in_files + MUCH_BYTES else logging.INFO,
+        "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files",
+        *(checkpoint.name, dtype, in_memory / GIB, in_files / GIB),
+    )
 
 
 def _own_dtype(checkpoint: Checkpoint) -> str:
     """Return the precision that a checkpoint states and has; float32 if the two differ."""
     if quantization.method_of(checkpoint) is not None:
         return "float32"
+    stated = _stated_dtype(checkpoint)
+    stored = next(iter(weights_of(checkpoint).num_by_dtype), "")  # of most numbers
+    return stated if stated is not None and stated == STORED.get(stored) else "float32"
+
+
+def _stated_dtype(checkpoint: Checkpoint) -> Any:
+    """Return the precision that a checkpoint states; None if it states none."""
     config, text = checkpoint.answering, checkpoint.answering.get("text_config")
     parts = [config, text] if isinstance(text, Mapping) else [config]
     names: list[Any] = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
-    stated = next((name for name in names if name), None)
-    stored = next(iter(weights_of(checkpoint).num_by_dtype), "")  # of most numbers
-    return stated if stated is not None and stated == STORED.get(stored) else "float32"
+    return next((name for name in names if name), None)
 
 
 def _stated_cache_bytes(settings: ComputeSettings) -> int | None:
