@@ -12,7 +12,6 @@ from typing import Any
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import formats
 from vlmkit_torch.support import compressed_tensors
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
 
@@ -62,6 +61,8 @@ def method_of(checkpoint: Checkpoint) -> str | None:
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
     """Return why weights cannot be read; None if they can, or are not quantized."""
+    from vlmkit_quantized import formats  # imports NumPy
+
     method = method_of(checkpoint)
     if method is None:
         return None
@@ -79,6 +80,8 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
 
 def _statement_objection(checkpoint: Checkpoint, method: str) -> Objection | None:
     """Return why what a checkpoint states about its quantization is not enough; else None."""
+    from vlmkit_quantized import formats  # imports NumPy
+
     if not method:
         return Objection(
             "its weights are quantized, and config.json does not say how",
@@ -116,6 +119,8 @@ def _absence(method: str) -> Objection | None:
 
 def is_read_here(checkpoint: Checkpoint) -> bool:
     """Return whether weights are of a method whose tensors this plugin reads itself."""
+    from vlmkit_quantized import formats  # imports NumPy
+
     is_known = method_of(checkpoint) in formats.FORMATS
     return is_known and formats.quantizes_weights_alone(checkpoint)
 
