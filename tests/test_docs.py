@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 from openai import BadRequestError, OpenAI
+from packaging.requirements import Requirement
 
 import interfaces_page
 import vlmkit
@@ -704,3 +706,33 @@ def test_pages_install_from_the_clone_until_an_index_has_a_release():
     assert from_index == []
     folders = {place for _, text in commands for place in re.findall(r"\./([\w/-]+)", text)}
     assert [place for place in folders if not (ROOT / place / "pyproject.toml").is_file()] == []
+
+
+OWN = {path.parent.name: path for path in ROOT.glob("p*/*/pyproject.toml")}
+AT_FIRST = set(re.findall(r"/(vlmkit[\w-]*)", README.partition("## Use it")[2].split("```")[1]))
+"""The distributions that the README installs first."""
+
+
+def required(name, extras=()):
+    """Return the distributions of this repository that one of them requires."""
+    project = tomllib.loads(OWN[name].read_text())["project"]
+    stated = [*project["dependencies"]]
+    for extra in extras:
+        stated += project["optional-dependencies"][extra]
+    found = set()
+    for each in map(Requirement, stated):
+        if each.name in OWN:
+            found |= {each.name} | required(each.name, each.extras)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_each_command_that_installs_from_the_clone_names_what_an_index_would_add(document):
+    for command in re.findall(r"pip install ([^\n`;]*)", document.read_text()):
+        named = re.findall(r"\./p\w+/(vlmkit[\w-]*)(?:\[([\w,]+)\])?", command)
+        is_there = {name for name, _ in named}
+        if is_there and "vlmkit-core" not in is_there:  # something was installed before
+            is_there |= AT_FIRST
+        for name, extras in named:
+            lacking = required(name, filter(None, extras.split(","))) - is_there
+            assert lacking == set(), command
