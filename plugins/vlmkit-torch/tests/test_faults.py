@@ -134,12 +134,11 @@ def test_a_device_that_fails_at_load_is_not_an_unknown_family(
 def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, widths = sdpa._read, []
+    in_batch, widths = sdpa._in_batch, []
 
-    def noted(pool: torch.Tensor, slots: Any, batch: int) -> torch.Tensor:
-        rows = read(pool, slots, batch)
-        widths.append(rows.shape[0] * rows.shape[2])
-        return rows
+    def noted(rows: torch.Tensor, batch: int) -> torch.Tensor:
+        widths.append(len(rows))
+        return in_batch(rows, batch)
 
     monkeypatch.setattr(hardware, "call_bytes", lambda _: 2**14)
     engine, _ = load("llama")
@@ -151,7 +150,7 @@ def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
         host.admit(sequence)
         host.prefill(sequence)
     items = [host.next_item(sequence, 30) for sequence in sequences]
-    monkeypatch.setattr(sdpa, "_read", noted)
+    monkeypatch.setattr(sdpa, "_in_batch", noted)
 
     np.testing.assert_allclose(host.step(items), expected[::-1], atol=1e-5)
     num_pools = 2 * len(engine._context.cache.shapes)
