@@ -557,6 +557,11 @@ FLAWS = {
         layer("has scales that are not finite"),
         put("SCB", at(0, float("nan"))),
     ),
+    "compressed: blocks without end": Flaw(
+        partial(compressed.make, scheme="fp8"),
+        "needs two sizes in 'block_structure'",
+        stated=of_weights(strategy="block", block_structure=[2**40, 8]),
+    ),
     "compressed: bits that contradict the shapes": Flaw(
         compressed.make,
         "has I32 weights of shape [64, 12] and BF16 scales of shape [64, 6], which contradict",
@@ -669,6 +674,15 @@ def test_a_contradictory_checkpoint_is_rejected_with_the_layer(
 
     assert flaw.message in str(caught.value)
     assert re.search("load the model that it was made from|config.json", caught.value.hint)
+
+
+def test_a_number_without_end_is_rejected(saved: Saved, tmp_path: Path) -> None:
+    made = gptq.make(saved("llama"), tmp_path, group_size=16)
+    folders.state(made.folder, group_size=10**30)
+
+    reason = formats.objection(Checkpoint("m", made.folder))
+
+    assert reason == "its quantization_config needs an integer in 'group_size'"
 
 
 # Mutations.

@@ -50,13 +50,31 @@ def made(method: str, family: str, saved: Saved, place: Path) -> Quantized:
     return make(saved(name), place, is_tied=name != family, **how)
 
 
+def assert_is_answered_as_plain(folders: Quantized) -> None:
+    """Compare the answers of both folders, those of the plain one by transformers."""
+    asked = runner.requests(folders.plain.name)
+    wanted = runner.expected(folders.plain.name, folders.plain, asked, banned=())
+    assert answers(folders.folder) == [answer.token_ids for answer in wanted]
+
+
+def test_a_plain_tower_may_be_listed_by_modules_below_its_layers(
+    saved: Saved, tmp_path: Path
+) -> None:
+    layers = [
+        f"model.vision_tower.vision_model.encoder.layers.{layer}.self_attn.{part}.linear"
+        for layer in range(2)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj")
+    ]
+    ignore = ["lm_head", *layers]
+
+    assert_is_answered_as_plain(
+        compressed.make(saved("llava"), tmp_path, plain="vision", ignore=ignore)
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_quantized_checkpoint_is_answered_as_its_dequantized_weights(
     method: str, family: str, saved: Saved, tmp_path: Path
 ) -> None:
-    folders = made(method, family, saved, tmp_path)
-    asked = runner.requests(folders.plain.name)
-    wanted = runner.expected(folders.plain.name, folders.plain, asked, banned=())
-
-    assert answers(folders.folder) == [answer.token_ids for answer in wanted]
+    assert_is_answered_as_plain(made(method, family, saved, tmp_path))

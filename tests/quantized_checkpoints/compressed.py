@@ -35,6 +35,7 @@ def make(
     scheme: str = "pack",
     weights: Mapping[str, Any] | None = None,
     is_ordered: bool = False,
+    plain: str = "",
     is_tied: bool = False,
     **stated: Any,
 ) -> Quantized:
@@ -46,6 +47,7 @@ def make(
         scheme: one of ``SCHEMES``.
         weights: changes of the scheme's weights.
         is_ordered: whether columns are in groups in a random order.
+        plain: a pattern for names of weights that stay plain.
         is_tied: whether the head is to be the embedding.
         stated: more of ``quantization_config``; None removes a field.
     """
@@ -68,7 +70,7 @@ def make(
         "ignore": ["lm_head"],
     }
     kept = {name: value for name, value in (fields | stated).items() if value is not None}
-    return folders.quantize(source, place, kept, by, is_tied=is_tied)
+    return folders.quantize(source, place, kept, by, is_tied=is_tied, plain=plain)
 
 
 def sizes(weight: torch.Tensor, args: Mapping[str, Any]) -> tuple[int, int]:

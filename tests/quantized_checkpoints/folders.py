@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 
 WEIGHTS = "model.safetensors"
-PLAIN = re.compile(r"embed|norm|lm_head|mlp\.gate\.|moe\.gate\.|router|position")
+PLAIN = r"embed|norm|lm_head|mlp\.gate\.|moe\.gate\.|router|position"
 """Names of weights of two axes that stay plain."""
 
 Tensors = dict[str, torch.Tensor]
@@ -36,7 +36,13 @@ class Quantized:
 
 
 def quantize(
-    source: Path, place: Path, stated: Mapping[str, Any], by: Quantize, *, is_tied: bool = False
+    source: Path,
+    place: Path,
+    stated: Mapping[str, Any],
+    by: Quantize,
+    *,
+    is_tied: bool = False,
+    plain: str = "",
 ) -> Quantized:
     """Quantize the linear layers of a checkpoint.
 
@@ -46,9 +52,11 @@ def quantize(
         stated: the ``quantization_config``.
         by: quantizes a layer.
         is_tied: whether the head is to be the embedding.
+        plain: a pattern for names of weights that stay plain.
     """
+    kept = re.compile(f"{PLAIN}|{plain}" if plain else PLAIN)
     family = source.name.removeprefix("one-")
-    folder, plain = place / "quantized" / family, place / "plain" / family
+    folder, other = place / "quantized" / family, place / "plain" / family
     stored: Tensors = {}
     dense: Tensors = {}
     values: Tensors = {}
@@ -56,7 +64,7 @@ def quantize(
         if is_tied and name.endswith("lm_head.weight"):
             continue
         dense[name] = stored[name] = weight.float()
-        if weight.ndim != 2 or not name.endswith(".weight") or PLAIN.search(name):
+        if weight.ndim != 2 or not name.endswith(".weight") or kept.search(name):
             continue
         layer = name.removesuffix(".weight")
         del stored[name]
@@ -64,13 +72,13 @@ def quantize(
         stored |= {f"{layer}.{part}": tensor.contiguous() for part, tensor in parts.items()}
         dense[name] = values[name] = value.contiguous()
     assert values
-    for made, weights in ((folder, stored), (plain, dense)):
+    for made, weights in ((folder, stored), (other, dense)):
         shutil.copytree(source, made)
         write(made, weights)
         if is_tied:
             edit(made, tie_word_embeddings=True)
     edit(folder, quantization_config=dict(stated))
-    return Quantized(folder, plain, values)
+    return Quantized(folder, other, values)
 
 
 def tensors(folder: Path) -> Tensors:

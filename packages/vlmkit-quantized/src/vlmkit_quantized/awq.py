@@ -23,7 +23,7 @@ from vlmkit_quantized.layers import (
     require_matrices,
     require_types,
 )
-from vlmkit_quantized.packing import Codes, unpack_words
+from vlmkit_quantized.packing import Codes
 from vlmkit_quantized.stated import Stated, one_of
 from vlmkit_quantized.stored import StoredArray, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
@@ -31,7 +31,7 @@ from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 METHOD = "awq"
 BITS = 4
 IN_WORD = 32 // BITS
-ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight columns
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in a word of each of eight rows
 PACKED = ("qweight", "qzeros", "scales")
 KNOWN = (*PACKED, "bias")
 PLAIN = "modules_to_not_convert"
@@ -96,10 +96,11 @@ def _layers(
 
 def _numbers(array: StoredArray) -> Codes:
     """Return the numbers of packed words, transposed: ``[rows, ...]``."""
-    words = array.read()
-    numbers = unpack_words(words, BITS, words.shape[1] * IN_WORD)
-    in_order = numbers.reshape(len(words), -1, IN_WORD)[:, :, ORDER]
-    return np.ascontiguousarray(in_order.reshape(len(words), -1).T)
+    words = np.ascontiguousarray(array.read().T).view(np.uint32)
+    numbers = np.empty((len(words) * IN_WORD, words.shape[1]), np.uint8)
+    for row, place in enumerate(ORDER):
+        numbers[row::IN_WORD] = words >> (BITS * place) & (2**BITS - 1)
+    return numbers
 
 
 def read(parts: Parts, config: AwqConfig) -> QuantizedLinear:

@@ -14,15 +14,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.layers import Outline, Parts, check_plain, require_types
 from vlmkit_quantized.packing import halves
-from vlmkit_quantized.stated import Stated
+from vlmkit_quantized.stated import MAX_INTEGER, Stated
 from vlmkit_quantized.stored import Floats, StoredArray, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
@@ -58,6 +59,9 @@ NUMBER_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
 """Types in which a layer's bytes may be stored."""
 
 
+Size = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+
+
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state of a layer of 4 bits.
 
@@ -72,10 +76,10 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     quant_type: Literal["nf4", "fp4"]
-    blocksize: int
+    blocksize: Size
     dtype: Literal["float32", "float16", "bfloat16"]
-    shape: tuple[int, int]
-    nested_blocksize: int = 0
+    shape: tuple[Size, Size]
+    nested_blocksize: Size = 0
     nested_dtype: Literal["", "float32"] = ""
     nested_offset: float = 0.0
 

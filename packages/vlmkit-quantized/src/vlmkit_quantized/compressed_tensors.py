@@ -28,7 +28,7 @@ from vlmkit_quantized.layers import (
     require_types,
 )
 from vlmkit_quantized.packing import Codes, halves, unpack_words
-from vlmkit_quantized.stated import Stated, one_of
+from vlmkit_quantized.stated import MAX_INTEGER, Stated, one_of
 from vlmkit_quantized.stored import FLOATS, Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
@@ -188,7 +188,7 @@ def _check_bits(
 def _block(name: str, stated: Stated) -> tuple[int, int]:
     sizes = stated.get("block_structure")
     is_pair = isinstance(sizes, list) and len(sizes) == MATRIX_AXES
-    if not is_pair or not all(type(size) is int and size > 0 for size in sizes):
+    if not is_pair or not all(type(size) is int and 0 < size <= MAX_INTEGER for size in sizes):
         raise FormatError(f"its config group {name!r} needs two sizes in 'block_structure'")
     return sizes[0], sizes[1]
 
@@ -344,7 +344,7 @@ def _read(parts: Parts, scheme: Scheme, shape: tuple[int, int]) -> QuantizedLine
     rows, columns = shape
     scales = _scales(parts, scheme).reshape(scheme.num_scales(rows, columns))
     if scheme.strategy == "block":
-        scales = np.repeat(scales, scheme.block[0], axis=0)[:rows]
+        scales = scales[np.arange(rows) // scheme.block[0]]
     return QuantizedLinear(
         codes=_codes(parts, scheme, columns),
         bits=scheme.bits,
@@ -411,7 +411,7 @@ def _zeros(parts: Parts, scheme: Scheme, shape: tuple[int, int]) -> NDArray[np.i
     if scheme.is_symmetric and (zeros != middle).any():
         raise FormatError("has zero points, and its config group is symmetric")
     if scheme.strategy == "block":
-        zeros = np.repeat(zeros, scheme.block[0], axis=0)[:rows]
+        zeros = zeros[np.arange(rows) // scheme.block[0]]
     return np.broadcast_to(zeros, (rows, zeros.shape[1]))
 
 

@@ -33,7 +33,6 @@ MATRIX_AXES = 2
 PATTERN = "re:"
 HEAD = "lm_head"  # listed as plain by most tools, and absent where it is the embedding
 WRAPPED = ".linear"  # the module inside of a layer, by some families' names
-OUTER = ("model.", "language_model.")  # parts of names that differ between files and modules
 
 
 def quantized_layers(
@@ -111,20 +110,17 @@ def check_plain(listed: Any, field: str, layers: Collection[str], quantized: set
         raise FormatError(
             f"is quantized, and quantization_config lists it as plain ({field!r})", wrong
         )
-    spellings = {_inner(name) for name in names if not name.endswith(HEAD)}
-    if len(names) < len(listed) or not spellings:
+    ends = {_end(name): name for name in names if not name.endswith(HEAD)}
+    if len(names) < len(listed) or not ends:
         return
-    whole = [f".{layer}." for layer in layers]
-    if not any(f".{spelling}." in layer for spelling in spellings for layer in whole):
+    components = {component for layer in layers for component in layer.split(".")}
+    if components.isdisjoint(ends):
         raise FormatError(
             f"its quantization_config lists plain layers ({field!r}), and it has none of them, "
-            f"such as {names[0]!r}"
+            f"such as {next(iter(ends.values()))!r}"
         )
 
 
-def _inner(name: str) -> str:
-    """Return a name without the parts that differ between files and modules."""
-    name = name.removesuffix(WRAPPED)
-    while outer := next((part for part in OUTER if name.startswith(part)), None):
-        name = name.removeprefix(outer)
-    return name
+def _end(name: str) -> str:
+    """Return the last part of a name, which is the same in files and modules."""
+    return name.removesuffix(WRAPPED).rpartition(".")[2]

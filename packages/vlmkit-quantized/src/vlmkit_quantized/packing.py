@@ -32,15 +32,6 @@ def unpack_words(words: NDArray[Any], bits: int, num: int) -> Codes:
     return numbers
 
 
-def pack_words(numbers: Codes, bits: int) -> NDArray[np.uint32]:
-    """Return rows of numbers as 32-bit words, the inverse of :func:`unpack_words`."""
-    rows, num = numbers.shape
-    stream = np.unpackbits(numbers[:, :, None], axis=2, count=bits, bitorder="little")
-    padded = np.zeros((rows, -(-num * bits // 32) * 32), np.uint8)
-    padded[:, : num * bits] = stream.reshape(rows, num * bits)
-    return np.packbits(padded, axis=1, bitorder="little").view("<u4")
-
-
 def halves(octets: NDArray[np.uint8], *, low_first: bool) -> Codes:
     """Return the two numbers of 4 bits in each byte of an array.
 
@@ -56,9 +47,11 @@ def halves(octets: NDArray[np.uint8], *, low_first: bool) -> Codes:
 
 
 def _of_octets(octets: NDArray[np.uint8], bits: int) -> Codes:
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    numbers: Codes = (octets[:, :, None] >> shifts) & np.uint8(2**bits - 1)
-    return numbers.reshape(len(octets), -1)
+    in_octet = 8 // bits
+    numbers = np.empty((len(octets), octets.shape[1] * in_octet), np.uint8)
+    for place in range(in_octet):
+        numbers[:, place::in_octet] = octets >> (place * bits) & (2**bits - 1)
+    return numbers
 
 
 def _of_bits(octets: NDArray[np.uint8], bits: int) -> Codes:

@@ -5,6 +5,8 @@ from typing import Any
 
 from vlmkit_quantized.errors import FormatError
 
+MAX_INTEGER = 2**31 - 1
+
 
 class Stated:
     """The fields of a ``quantization_config``.
@@ -25,12 +27,12 @@ class Stated:
         """Return an integer; a field that has no default must be there.
 
         Raises:
-            FormatError: it is absent or no integer.
+            FormatError: it is absent, no integer, or far too large.
         """
         value = self.get(*names)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INTEGER:
             raise FormatError(f"its quantization_config needs an integer in {names[0]!r}")
         return value
 

@@ -14,8 +14,6 @@ from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.packing import Codes
 from vlmkit_quantized.stored import Floats
 
-MAX_BITS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLinear:
@@ -57,13 +55,6 @@ class QuantizedLinear:
         zeros = self.zero_points
         if zeros is not None and not ((zeros >= 0) & (zeros < 2**self.bits)).all():
             raise FormatError(f"has zero points that {self.bits} bits cannot hold")
-
-    @property
-    def group_size(self) -> int | None:
-        """Columns in a group; None if ``column_groups`` says which group a column is in."""
-        if self.column_groups is not None:
-            return None
-        return int(self.codes.shape[1] // self.scales.shape[1])
 
     def dense(self) -> Floats:
         """Return the values in float32, of shape ``[rows, columns]``."""
