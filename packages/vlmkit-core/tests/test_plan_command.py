@@ -28,8 +28,8 @@ def plan(context, load):
         needs=(
             MemoryNeed(name="weights", num_bytes=100 * MIB),
             MemoryNeed(name="KV cache", num_bytes=tokens * 1024, token_bytes=1024),
-            MemoryNeed(name="step", num_bytes=30 * MIB, is_temporary=True),
-            MemoryNeed(name="smaller step", num_bytes=20 * MIB, is_temporary=True),
+            MemoryNeed(name="step", num_bytes=30 * MIB),
+            MemoryNeed(name="smaller step", num_bytes=20 * MIB),
         ),
         device="cuda:0",
         limits=LIMITS,
@@ -62,14 +62,36 @@ def total(found: dict[str, Any], device: str) -> int:
     return int(size)
 
 
-def test_the_total_of_a_device_has_all_lasting_needs_and_the_largest_temporary_one(
+def test_the_total_of_a_device_is_the_sum_of_its_needs(
     capsys: pytest.CaptureFixture[str], sets: list[str]
 ) -> None:
     found = report(capsys, *sets, "--context", "1024", "--sequences", "4")
-    assert total(found, "cuda:0") == (100 + 4 + 30) * MIB
+    assert total(found, "cuda:0") == (100 + 4 + 30 + 20) * MIB
     process = next(each for each in found["needs"] if each["component"] == "process")
     assert process["num_bytes"] > 40 * MIB  # Python and the libraries of the server
     assert total(found, "cpu") >= process["num_bytes"]
+
+
+def test_the_cache_grows_to_its_capacity_by_prompts_of_earlier_requests(
+    capsys: pytest.CaptureFixture[str], sets: list[str]
+) -> None:
+    found = report(capsys, *sets, "--context", "1024", "--sequences", "4")
+    assert found["cache_growth_bytes"] == (8192 - 4 * 1024) * 1024
+    assert run(["plan", "mock", *sets, "--context", "1024", "--sequences", "4"]) == 0
+    assert "earlier prompts stay in the cache, up to 4.0 MiB besides" in capsys.readouterr().out
+
+
+@pytest.mark.server
+def test_worker_processes_count_as_far_as_the_server_starts_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(capsys, "--set", "server.num_renderers=2")
+    needs = {each["name"]: each["num_bytes"] for each in found["needs"]}
+    assert needs["renderers"] == 2 * found["renderer_bytes"] > 40 * MIB
+    assert needs["constraint worker"] > 10 * MIB
+    assert total(found, "cpu") == sum(needs.values())
+    found = report(capsys, "--set", "server.constraint_workers=false")
+    assert [each["name"] for each in found["needs"]] == ["libraries and tokenizer"]
 
 
 def test_a_context_over_that_of_the_engine_is_lowered_to_it(
@@ -84,7 +106,7 @@ def test_a_context_over_that_of_the_engine_is_lowered_to_it(
     [
         ("200M", (1024, 4), True, []),
         (
-            "132M",
+            "152M",
             (1024, 4),
             False,
             ["engine.max_sequences = 2", "engine.max_sequence_tokens = 512"],
@@ -110,12 +132,12 @@ def test_what_fits_and_which_settings_to_change(
         assert any(each.startswith(change) for each in fit["changes"]), fit["changes"]
     if not changes:
         assert fit["changes"] == []
-    room = fit["memory_bytes"] - 130 * MIB
+    room = fit["memory_bytes"] - 150 * MIB
     assert fit["max_sequences"] == max(0, room // (1024 * load[0]))
 
 
 def test_a_load_that_just_fits_fits(capsys: pytest.CaptureFixture[str], sets: list[str]) -> None:
-    arguments = [*sets, "--context", "1024", "--memory", "140M", "--sequences"]
+    arguments = [*sets, "--context", "1024", "--memory", "160M", "--sequences"]
     most = report(capsys, *arguments, "1")["fit"]["max_sequences"]
     assert report(capsys, *arguments, str(most))["fit"]["fits"]
     assert not report(capsys, *arguments, str(most + 1), code=1)["fit"]["fits"]

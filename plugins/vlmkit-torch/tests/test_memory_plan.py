@@ -13,13 +13,22 @@ from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.types.image import Image
+from vlmkit.types.message import ImagePart, Message
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from vlmkit_torch import memory_plan
+from vlmkit_torch.devices.uploads import BUFFER_NUMBERS
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 from vlmkit_torch.support.peak_memory import META, PeakMemory, peak_memory
 
 pytestmark = pytest.mark.torch
 
 TINY = {"cache_tokens": 800, "block_tokens": 4, "max_chunk_tokens": 64}
+TEN = (
+    *("llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl"),
+    *("qwen3_vl", "gemma3", "mistral3", "internvl", "paligemma"),
+)
 Saved = Callable[[str], Path]
 
 
@@ -46,6 +55,42 @@ def test_the_plan_has_the_sizes_of_the_loaded_engine(
     tensors = [*model.parameters(), *model.buffers()]
     distinct = {each.untyped_storage().data_ptr(): each.nbytes for each in tensors}
     assert need(plan, "weights") == sum(distinct.values())
+    engine.close()
+
+
+@pytest.mark.parametrize("name", [*TEN, "glm4v", "qwen3"])
+def test_the_planned_step_takes_what_the_loaded_engine_allocates(
+    saved: Saved, load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    planned_load = PlannedLoad(context_tokens=100, num_sequences=3, max_step_tokens=128)
+    context = BuildContext("", Checkpoint(name, saved(name)), EngineSettings(**TINY))
+    plan = memory_plan.plan_engine(context, planned_load)
+    monkeypatch.setattr(memory_plan, "peak_memory", PeakMemory)  # with the kernel of attention
+    engine, _ = load(name)
+    with torch.no_grad():
+        step, _ = memory_plan._step(engine, planned_load, torch.float32)
+    uploads = 8 * BUFFER_NUMBERS  # a CPU reads the arrays of a step where they are
+    assert need(plan, "largest step") - uploads == pytest.approx(step.num_bytes, rel=0.05)
+    engine.close()
+
+
+@pytest.mark.parametrize("name", [*TEN, "glm4v"])
+def test_the_planned_image_batch_takes_what_the_loaded_tower_allocates(
+    saved: Saved, load: Callable[..., Any], name: str
+) -> None:
+    checkpoint = Checkpoint(name, saved(name))
+    image = Image.open(np.zeros((56, 84, 3), np.uint8))
+    message = Message.of("user", "?", [ImagePart(image)])
+    slots = HfTokenizer(checkpoint, HfTokenizerSettings()).prompt([message]).media
+    context = BuildContext(
+        "", checkpoint, EncoderSettings(), components={"engine": ("torch", TINY)}
+    )
+    plan = memory_plan.plan_encoder(context, PlannedLoad(num_sequences=2, slots=slots))
+    engine, encoder = load(name)
+    with PeakMemory() as memory:
+        features = encoder.encode([*slots, *slots])
+    assert need(plan, "largest image batch") == pytest.approx(memory.peak_bytes, rel=0.05)
+    assert need(plan, "image features") == sum(each.num_bytes for each in features)
     engine.close()
 
 

@@ -1,6 +1,7 @@
 """Packed layers compute the same values as the original layers, in any order of calls."""
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
@@ -14,9 +15,14 @@ from torch import nn
 
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit import processor
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_torch import plugin
 from vlmkit_torch.engine import packing
 from vlmkit_torch.engine.packing import PackedLinear, PackedWeights
+from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.support import onednn
 
 SIZES = (24, 8, 8)
 
@@ -57,6 +63,23 @@ def test_layers_with_another_input_compute_it_unpacked(
 
     for index, rows in ((0, first), (1, second), (1, second), (2, first), (0, second), (0, first)):
         assert _is_near(packed[index](rows), linears[index](rows))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(9, 16), (1, 33, 16), (65, 1, 16), (1, 130, 16)])
+def test_rows_that_are_added_do_not_change_a_product(
+    linears: list[nn.Linear], shape: tuple[int, ...]
+) -> None:
+    rows = torch.randn(shape)
+    for linear, layer in zip(linears, _packed(linears), strict=True):
+        assert _is_near(layer(rows), linear(rows))
+
+
+def test_products_have_few_numbers_of_rows_for_which_kernels_are_kept() -> None:
+    computed = {num: packing.num_computed_rows(num) for num in range(1, 1025)}
+    assert len(set(computed.values())) == 50
+    assert all(num <= found < num + 32 for num, found in computed.items())
+    assert all(found <= max(8, num * 4 / 3) for num, found in computed.items())
 
 
 @torch.no_grad()
@@ -202,7 +225,40 @@ def test_packing_depends_on_precision_and_processor(
 ) -> None:
     monkeypatch.setattr(processor, "features", lambda: frozenset(features))
     loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
-    assert packing.is_faster(loaded) is is_packed
+    assert packing.is_faster(loaded.device, loaded.dtype) is is_packed
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, "64"), ("7", "7")])
+def test_onednn_keeps_few_primitives_unless_the_environment_says_how_many(
+    saved: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    stated: str | None,
+    expected: str,
+) -> None:
+    monkeypatch.setenv(onednn.CAPACITY, stated or "")
+    if stated is None:
+        monkeypatch.delenv(onednn.CAPACITY)
+    settings = EngineSettings(cache_tokens=800)
+    engine = plugin._build_engine(BuildContext("", Checkpoint("m", saved("qwen3")), settings))
+    assert os.environ[onednn.CAPACITY] == expected
+    engine.close()
+
+
+def test_the_sizes_of_packed_layers_are_known_before_they_are_packed(
+    monkeypatch: pytest.MonkeyPatch, packed_from_the_start: None
+) -> None:
+    made: list[tuple[int, int]] = []
+
+    class Noted(PackedWeights):
+        def __init__(self, linears: Seq[nn.Linear]) -> None:
+            made.append((linears[0].in_features, sum(each.out_features for each in linears)))
+            super().__init__(linears)
+
+    monkeypatch.setattr(packing, "PackedWeights", Noted)
+    model = Model()
+    known = list(packing.packed_sizes(model.decoder, model.head))
+    pack_all(model)
+    assert known == made
 
 
 class Attention(nn.Module):

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,9 @@ def test_a_model_that_fits_in_no_precision_is_refused(
     assert "take 16.6 GiB in bfloat16, and 16.6 GiB are" in str(
         plugin._engine_cannot_serve(checkpoint)
     )
+    planned = replace(checkpoint, is_for_another_machine=True)
+    assert plugin._engine_cannot_serve(planned) is None
+    assert sizing.plan(planned, ComputeSettings()).dtype == "float32"
     monkeypatch.setattr(sizing, "ACCELERATORS", (checkpoint.path,))  # a GPU may have enough memory
     assert plugin._engine_cannot_serve(checkpoint) is None
 

@@ -20,6 +20,7 @@ from vlmkit_onnx.folder.graph_header import GraphHeader, read_header
 from vlmkit_onnx.folder.layout import Layout, VisionGraph
 from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, present
+from vlmkit_onnx.sessions import products
 from vlmkit_onnx.sessions.session import device_of
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 from vlmkit_onnx.slots.memory import CPU
@@ -74,6 +75,7 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
         precision=layout.precision,
         limits=limits,
         modules=MODULES,
+        warm_up=products.form if kind == "cpu" else None,
     )
 
 
@@ -175,7 +177,6 @@ def _step(checkpoint: Checkpoint, limits: EngineLimits, load: PlannedLoad) -> Me
         name="largest step",
         num_bytes=rows * FLOAT_BYTES,
         detail=f"{chunk:,} tokens of a prompt",
-        is_temporary=True,
     )
 
 
@@ -193,7 +194,6 @@ def _images(checkpoint: Checkpoint, settings: EncoderSettings, load: PlannedLoad
         name="largest image batch",
         num_bytes=num_bytes + num_pictures * prod(largest.shape) * FLOAT_BYTES,
         detail=f"{num_pictures} pictures of {patches:,} patches at once",
-        is_temporary=True,
     )
 
 

@@ -7,6 +7,8 @@ step of that engine shows what a step takes. No weight is read.
 import copy
 import logging
 from collections.abc import Iterator, Sequence as Seq
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,21 +23,21 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.devices import hardware
+from vlmkit_torch.engine import kernel_memory, packing
 from vlmkit_torch.engine.torch_engine import TorchEngine
 from vlmkit_torch.loading.reader_choice import reader_of
 from vlmkit_torch.loading.reading import auto_class
 from vlmkit_torch.loading.weights import LoadedModel, load_plan
+from vlmkit_torch.model.features import to_tensor
+from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 from vlmkit_torch.support import sizing
 from vlmkit_torch.support.peak_memory import META, peak_memory
-from vlmkit_torch.vision.encoder import encoder_of
+from vlmkit_torch.vision.encoder import CPU, encoder_of
 
 log = logging.getLogger(__name__)
 
-KERNEL_BYTES = (
-    36 * 2**20
-)  # code and buffers of kernels, and what checks at load leave; fitted to peaks
 INPUT_FACTOR = 16  # memory of an image tower, relative to its pixels; a guess
 MODULES = ("vlmkit_torch.engine.torch_engine", "vlmkit_torch.vision.encoder")
 
@@ -56,7 +58,16 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     choice.refuse_absent()
     with torch.no_grad(), peak_memory():
         engine = TorchEngine(loaded, Views(model), settings)
-        step, state_bytes = _step(engine, load)
+        step, state_bytes = _step(engine, load, model.dtype)
+    is_packed = settings.packed_weights and packing.is_faster(device, model.dtype)
+    kernels = kernel_memory.kernels_of(
+        decoder_of(model),
+        model.get_output_embeddings(),
+        model.dtype,
+        num_sequences=load.num_sequences,
+        max_step_tokens=min(load.max_step_tokens, engine.limits.capacity_tokens),
+        is_packed=is_packed,
+    )
     needs = [need, _cache(engine, load, device, "int8, " if settings.has_int8_cache else "")]
     if engine.num_image_rows:
         num_bytes = engine.num_image_rows * engine.needs.image_row_bytes
@@ -71,14 +82,14 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
                 sequence_bytes=state_bytes,
             )
         )
-    if device.type == "cpu":
-        needs.append(MemoryNeed(name="kernels and checks", num_bytes=KERNEL_BYTES))
+    step = replace(step, num_bytes=max(step.num_bytes, kernels.packing_bytes))
     return MemoryPlan(
         needs=(*needs, step),
         device=str(device),
         precision=str(model.dtype).removeprefix("torch."),
         limits=engine.limits,
         modules=(*MODULES, type(model).__module__),
+        warm_up=partial(kernel_memory.call, kernels) if device.type == "cpu" else None,
     )
 
 
@@ -95,8 +106,14 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     is_shared = name.rpartition("/")[2].rpartition(":")[2] == "torch" and sizing.is_auto(settings)
     needs = [] if is_shared else [weights]
     if load.slots:
-        num = min(settings.max_batch_images, load.num_sequences)
-        needs.append(_tower(context, model, list(load.slots) * num))
+        tokens = sum(slot.num_features for slot in load.slots)
+        num = min(
+            settings.max_batch_images,
+            load.num_sequences,
+            max(1, load.max_encoded_tokens // max(1, tokens)),
+        )
+        own = [_on_cpu(each) for each in load.slots] if device.type == "cpu" else [*load.slots]
+        needs += _tower(context, model, own, num, load.num_sequences)
     return MemoryPlan(
         needs=tuple(needs),
         device=str(device),
@@ -142,29 +159,44 @@ def _cache(
     )
 
 
-def _step(engine: TorchEngine, load: PlannedLoad) -> tuple[MemoryNeed, int]:
+def _step(engine: TorchEngine, load: PlannedLoad, dtype: torch.dtype) -> tuple[MemoryNeed, int]:
     """Return the memory of the largest step, and the bytes of a sequence's recurrent state."""
     limits = engine.limits
     context = min(load.context_tokens or limits.max_sequence_tokens, limits.max_sequence_tokens)
-    chunk = min(load.max_step_tokens, limits.max_chunk_tokens, context - 1)
     num = max(1, min(load.num_sequences, limits.max_sequences, limits.capacity_tokens // context))
     sequences = list(_admitted(engine, context - 1, num))
-    first, start = sequences[0], context - 1 - chunk
-    if engine.is_recurrent:  # which needs the state before its first token
-        start = 0
+    chunks = list(_chunks(engine, sequences, context - 1, load.max_step_tokens))
     with peak_memory() as prefill:
-        engine.forward([WorkItem(first, start, chunk, num_rows=1)])
-    state_bytes = engine.state_bytes(first)
+        engine.forward(chunks)
+    state_bytes = engine.state_bytes(sequences[0])
     peak_bytes = prefill.peak_bytes
+    if load.slots and not engine.num_image_rows:  # prompts with images are rows until they are read
+        row_bytes = engine.needs.hidden_size * dtype.itemsize
+        peak_bytes += min(num, len(chunks) + 1) * context * row_bytes
     if not engine.is_recurrent:
         for sequence in sequences:
             sequence.output_ids.append(0)
         with peak_memory() as decode:
             engine.forward([WorkItem(each, context - 1, 1, num_rows=1) for each in sequences])
         peak_bytes = max(peak_bytes, decode.peak_bytes)
-    detail = f"{chunk:,} tokens of a prompt, or one of each of {num}"
-    step = MemoryNeed(name="largest step", num_bytes=peak_bytes, detail=detail, is_temporary=True)
+    num_tokens = sum(item.num_tokens for item in chunks)
+    detail = f"{num_tokens:,} tokens of prompts, or one of each of {num}"
+    step = MemoryNeed(name="largest step", num_bytes=peak_bytes, detail=detail)
     return step, state_bytes
+
+
+def _chunks(
+    engine: TorchEngine, sequences: Seq[Sequence], num_tokens: int, max_step_tokens: int
+) -> Iterator[WorkItem]:
+    """Yield the last chunks of prompts, as many as fit into a step."""
+    for sequence in sequences:
+        chunk = min(num_tokens, engine.limits.max_chunk_tokens, max_step_tokens)
+        if chunk < 1:
+            return
+        # A recurrent layer needs the state before its first token.
+        start = 0 if engine.is_recurrent else num_tokens - chunk
+        yield WorkItem(sequence, start, chunk, num_rows=1)
+        max_step_tokens -= chunk
 
 
 def _admitted(engine: TorchEngine, num_tokens: int, num: int) -> Iterator[Sequence]:
@@ -182,19 +214,45 @@ def _admitted(engine: TorchEngine, num_tokens: int, num: int) -> Iterator[Sequen
         yield sequence
 
 
-def _tower(context: BuildContext, model: Any, slots: Seq[MediaSlot]) -> MemoryNeed:
-    """Return the memory of one call of the image tower, with its inputs and features."""
+def _tower(
+    context: BuildContext,
+    model: Any,
+    own: list[MediaSlot],
+    num: int,
+    num_sequences: int,
+) -> list[MemoryNeed]:
+    """Return the memory of one call of the image tower, and of the features of all sequences.
+
+    Args:
+        context: of the encoder.
+        model: without numbers.
+        own: the images of one request.
+        num: requests whose images are encoded together.
+        num_sequences: requests at once.
+    """
+    slots = own * num
     name, detail = "largest image batch", f"{len(slots)} at once"
     try:
         all_nonzero = fx_config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
         with torch.no_grad(), all_nonzero:
             encoder = encoder_of(LoadedModel(model), context.files, len(slots))
             with peak_memory() as memory:
-                encoder.encode(slots)
+                found = encoder.encode(slots)
     except Exception as error:  # noqa: BLE001 - a family's code asks for numbers in its own way
         log.info("the image tower is not computed without numbers: %s", type(error).__name__)
         arrays = [array for slot in slots for array in slot.inputs.values()]
         num_bytes = INPUT_FACTOR * sum(prod(array.shape) * model.dtype.itemsize for array in arrays)
         detail += ", estimated by their pixels"
-        return MemoryNeed(name=name, num_bytes=num_bytes, detail=detail, is_temporary=True)
-    return MemoryNeed(name=name, num_bytes=memory.peak_bytes, detail=detail, is_temporary=True)
+        return [MemoryNeed(name=name, num_bytes=num_bytes, detail=detail)]
+    feature_bytes = sum(each.num_bytes for each in found) // num * num_sequences
+    return [
+        MemoryNeed(name="image features", num_bytes=feature_bytes),
+        MemoryNeed(name=name, num_bytes=memory.peak_bytes, detail=detail),
+    ]
+
+
+def _on_cpu(slot: MediaSlot) -> MediaSlot:
+    """Return an image whose pixels the tower reads where they are, as on a CPU."""
+    tensors = {name: to_tensor(array, CPU) for name, array in slot.inputs.items()}
+    pixels = {name: each.to(META) for name, each in tensors.items() if each.is_floating_point()}
+    return replace(slot, inputs={**slot.inputs, **pixels})

@@ -12,7 +12,7 @@ from vlmkit_torch.interfaces import kinds
 from vlmkit_torch.interfaces.torch_attention import AttentionBackend
 from vlmkit_torch.interfaces.torch_weights import WeightReader
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
-from vlmkit_torch.support import quantization, refusal, sizing
+from vlmkit_torch.support import onednn, quantization, refusal, sizing
 
 VLMKIT_API = (1, 0)
 VLMKIT_KINDS = kinds.KINDS
@@ -26,6 +26,7 @@ def _engine_cannot_serve(
 
 def _build_engine(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)  # before torch is imported, which takes seconds
+    onednn.limit_primitives()
     from vlmkit_torch.engine.torch_engine import build
 
     return in_own_thread(partial(build, context))

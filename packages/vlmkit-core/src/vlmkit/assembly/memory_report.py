@@ -4,11 +4,7 @@ The providers of the components know what they take. This module adds the proces
 preparation of images. It loads no weights, and builds the tokenizer only to prepare an image.
 """
 
-import importlib
-import importlib.util
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vlmkit.assembly.load import build_context, choose, examination_errors
+from vlmkit.assembly.process_memory import MeasuredModel, ProcessMemory, process_memory
 from vlmkit.config import Config, ModelEntry
-from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import ImageError
 from vlmkit.image_files.decode_cost import COSTS, decode_cost
@@ -25,19 +21,15 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.kit import memory
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.settings.images import ImageLimits
-from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message
 
-SERVER = "vlmkit_server.run"
 PROCESS = "process"
-RUN_BYTES = 36 * 2**20  # threads, connections and buffers of a running server; fitted to peaks
 FLOAT_BYTES = 4
 CPU = "cpu"
 PLANNED = ("engine", "media_encoder")
@@ -92,12 +84,10 @@ class MemoryReport:
     def num_bytes(self, device: str) -> int:
         """Return the bytes that all needs take on a device.
 
-        Computations rarely take their most at the same moment, and reuse what others freed. So only
-        the largest temporary need counts.
+        Images are prepared and encoded beside the engine's steps, in other threads. What one of
+        them frees stays with the heap of its thread, so it is of no use to the others.
         """
-        needs = [line.need for line in self.lines if line.device == device]
-        lasting = sum(need.num_bytes for need in needs if not need.is_temporary)
-        return lasting + max((need.num_bytes for need in needs if need.is_temporary), default=0)
+        return sum(line.need.num_bytes for line in self.lines if line.device == device)
 
     @property
     def device(self) -> str:
@@ -107,6 +97,15 @@ class MemoryReport:
     def growth(self, name: str) -> int:
         """Return the bytes ``token_bytes`` or ``sequence_bytes`` of all needs of the engine."""
         return sum(getattr(line.need, name) for line in self.lines)
+
+    @property
+    def cache_growth_bytes(self) -> int:
+        """Bytes by which the cache grows while it keeps prompts of earlier requests."""
+        if self.limits is None:
+            return 0
+        capacity = self.limits.capacity_tokens
+        needs = [line.need for line in self.lines if line.need.token_bytes]
+        return sum(max(0, capacity * need.token_bytes - need.num_bytes) for need in needs)
 
     @property
     def fixed_bytes(self) -> int:
@@ -141,7 +140,8 @@ def memory_report(
     load = PlannedLoad(
         context_tokens=request.context_tokens,
         num_sequences=request.num_sequences,
-        max_step_tokens=_max_step_tokens(choice),
+        max_step_tokens=_of_scheduler(choice, "max_step_tokens"),
+        max_encoded_tokens=_of_scheduler(choice, "encoder_budget_tokens"),
         slots=slots,
     )
     plans = _plans(choice, plugins, context, load)
@@ -156,14 +156,19 @@ def memory_report(
         Line(component="preparation", device=CPU, need=need)
         for need in _preparation(slots, request, config)
     ]
-    modules = [name for plan in known.values() for name in plan.modules]
-    text_side = None if checkpoint.is_preview else choice.get("tokenizer")
-    process_bytes, renderer_bytes = (
-        _resident_bytes(config.plugins, checkpoint, text_side, names) for names in (modules, [])
+    processes = process_memory(
+        MeasuredModel.of(
+            config,
+            entry=entry,
+            checkpoint=checkpoint,
+            choice=choice,
+            modules=tuple(name for plan in known.values() for name in plan.modules),
+            warm_ups=tuple(plan.warm_up for plan in known.values() if plan.warm_up is not None),
+            vocab_size=None if limits is None else limits.vocab_size,
+        )
     )
-    if process_bytes is not None:
-        need = MemoryNeed(name="libraries and tokenizer", num_bytes=process_bytes + RUN_BYTES)
-        lines.insert(0, Line(component=PROCESS, device=CPU, need=need))
+    if processes is not None:
+        lines[:0] = _processes(processes)
     context_tokens = request.context_tokens
     if limits is not None:
         longest = limits.max_sequence_tokens
@@ -176,8 +181,19 @@ def memory_report(
         num_sequences=request.num_sequences,
         image_tokens=sum(slot.num_features for slot in slots) if slots else None,
         unplanned=tuple(section for section, plan in plans.items() if plan is None),
-        renderer_bytes=renderer_bytes,
+        renderer_bytes=None if processes is None else processes.renderer_bytes,
     )
+
+
+def _processes(found: ProcessMemory) -> Iterator[Line]:
+    """Yield what the processes take before a request."""
+    needs = [MemoryNeed(name="libraries and tokenizer", num_bytes=found.server_bytes)]
+    if found.constraint_worker_bytes:
+        needs.append(MemoryNeed(name="constraint worker", num_bytes=found.constraint_worker_bytes))
+    if found.num_renderers:
+        num_bytes, detail = found.num_renderers * found.renderer_bytes, f"{found.num_renderers}"
+        needs.append(MemoryNeed(name="renderers", num_bytes=num_bytes, detail=detail))
+    return (Line(component=PROCESS, device=CPU, need=need) for need in needs)
 
 
 def _plans(
@@ -194,11 +210,11 @@ def _plans(
     }
 
 
-def _max_step_tokens(choice: Mapping[str, tuple[str, dict[str, Any]]]) -> int:
-    """Return the tokens of the largest step by the settings of the scheduler."""
-    settings = choice.get("scheduler", ("", {}))[1]
-    stated = settings.get("max_step_tokens")
-    return stated if isinstance(stated, int) else SchedulerSettings().max_step_tokens
+def _of_scheduler(choice: Mapping[str, tuple[str, dict[str, Any]]], name: str) -> int:
+    """Return a number of the settings of the scheduler, or its default."""
+    stated = choice.get("scheduler", ("", {}))[1].get(name)
+    found: int = stated if isinstance(stated, int) else getattr(SchedulerSettings(), name)
+    return found
 
 
 def _slots(
@@ -242,7 +258,7 @@ def _preparation(
     one = cost.peak_bytes + cost.prepare_bytes
     num = max(1, min(request.num_sequences, bounds.num_workers, bounds.max_decoding_bytes // one))
     detail = f"{num} images at once"
-    yield MemoryNeed(name="decoding", num_bytes=num * one, detail=detail, is_temporary=True)
+    yield MemoryNeed(name="decoding", num_bytes=num * one, detail=detail)
     arrays = [array for slot in slots for array in slot.inputs.values()]
     prepared = request.num_sequences * sum(prod(array.shape) for array in arrays) * FLOAT_BYTES
     if arrays:
@@ -254,38 +270,3 @@ def _sampling(limits: EngineLimits, request: Request) -> Iterator[Line]:
     """Yield the memory of logits on the host, with a copy for filters."""
     num_bytes = 2 * request.num_sequences * limits.vocab_size * FLOAT_BYTES
     yield Line(component="sampler", device=CPU, need=MemoryNeed(name="logits", num_bytes=num_bytes))
-
-
-def _resident_bytes(
-    settings: PluginSettings,
-    checkpoint: Checkpoint,
-    tokenizer: tuple[str, dict[str, Any]] | None,
-    modules: Sequence[str],
-) -> int | None:
-    """Return the memory of a process with these modules and the tokenizer; None if unknown.
-
-    Measured in a new process: this one has imported other modules.
-    """
-    spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawned) as processes:
-        return processes.submit(
-            _measure, settings, checkpoint, tokenizer, (SERVER, *modules)
-        ).result()
-
-
-def _measure(
-    settings: PluginSettings,
-    checkpoint: Checkpoint,
-    tokenizer: tuple[str, dict[str, Any]] | None,
-    modules: Sequence[str],
-) -> int | None:
-    plugins = load_plugins(settings)
-    for name in modules:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            importlib.import_module(name)
-    if tokenizer is None:
-        return memory.resident_bytes()
-    context = BuildContext(checkpoint.name, checkpoint, registries=plugins.by_kind)
-    built = registry_of(plugins, "tokenizer").build(*tokenizer, context)
-    built.encode("a")
-    return memory.resident_bytes()

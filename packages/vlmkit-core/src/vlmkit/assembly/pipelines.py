@@ -173,11 +173,11 @@ class PipelineBuilder:
         tokenizer = choice["tokenizer"]
         pool = renderers(self._workers, parts, tokenizer, config, context, name_of(self._entry))
         parts["renderers"] = built.enter_context(pool) if pool else None
-        parts["constraint_worker"] = _constraint_worker(choice, config, context, self._workers)
+        parts["constraint_worker"] = constraint_worker_of(choice, config, context, self._workers)
         return parts
 
 
-def _constraint_worker(
+def constraint_worker_of(
     choice: Choice,
     config: Config,
     context: BuildContext,

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,6 @@ def plan(
     from vlmkit.assembly.memory_report import Request
     from vlmkit.assembly.sources import inspected
     from vlmkit.cli.loading import wanted
-    from vlmkit.kit.memory import of_another_machine
 
     target = wanted(model, config_file, assignments)
     request = Request(context_tokens, num_sequences, image_size)
@@ -112,10 +110,7 @@ def plan(
         memory_bytes=memory_bytes,
     )
     model, revision = target.entry.model, target.entry.revision
-    with nullcontext() if memory_bytes is None else of_another_machine():
-        report = inspected(
-            model, target.plugins, revision, inspect=inspect, is_final=lambda _: True
-        )
+    report = inspected(model, target.plugins, revision, inspect=inspect, is_final=lambda _: True)
     if as_json:
         output.json(report)
     else:
@@ -140,6 +135,7 @@ def _report(
     from vlmkit.assembly.memory_report import memory_report
     from vlmkit.cli.doctor import verdicts
 
+    checkpoint = replace(checkpoint, is_for_another_machine=memory_bytes is not None)
     found = memory_report(checkpoint, entry, config, plugins, request)
     devices = dict.fromkeys(line.device for line in found.lines)
     return {
@@ -165,6 +161,7 @@ def _report(
             for device in devices
         ],
         "renderer_bytes": found.renderer_bytes,
+        "cache_growth_bytes": found.cache_growth_bytes,
         "limits": None if found.limits is None else asdict(found.limits),
         "unplanned": found.unplanned,
         "rejected": [
@@ -239,6 +236,11 @@ def _write(report: Mapping[str, Any]) -> None:
     if report["renderer_bytes"] is not None:
         size = output.size(report["renderer_bytes"])
         click.echo(f"\neach renderer process (server.num_renderers) takes {size} besides")
+    if report["cache_growth_bytes"]:
+        size = output.size(report["cache_growth_bytes"])
+        click.echo(
+            f"\nearlier prompts stay in the cache, up to {size} besides (engine.cache_tokens)"
+        )
     for component in report["unplanned"]:
         click.echo(f"the provider of {component} does not say what it takes", err=True)
     if report["rejected"]:

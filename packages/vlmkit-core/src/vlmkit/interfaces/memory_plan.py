@@ -4,6 +4,7 @@ A provider computes them with the functions that size the component at load, so 
 component cannot differ. Nothing here measures or allocates memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmkit.interfaces.engine import EngineLimits
@@ -19,6 +20,7 @@ class PlannedLoad:
             that the engine takes.
         num_sequences: sequences that are in the cache at once.
         max_step_tokens: tokens that the scheduler computes in one step.
+        max_encoded_tokens: tokens of images that are encoded at once, but one image at least.
         slots: the images of one request, as the tokenizer prepares them; empty without images, and
             where the files of the tokenizer are not on this disk.
     """
@@ -26,6 +28,7 @@ class PlannedLoad:
     context_tokens: int | None = None
     num_sequences: int = 1
     max_step_tokens: int = 1024
+    max_encoded_tokens: int = 4096
     slots: tuple[MediaSlot, ...] = ()
 
 
@@ -39,7 +42,6 @@ class MemoryNeed:
         detail: what determines it, such as ``bfloat16, 8,030,261,248 parameters``.
         token_bytes: the part of it for each token of all sequences.
         sequence_bytes: the part of it for each sequence, whatever its length.
-        is_temporary: whether it is taken for one computation, and is free for others afterwards.
     """
 
     name: str
@@ -47,7 +49,6 @@ class MemoryNeed:
     detail: str = ""
     token_bytes: int = 0
     sequence_bytes: int = 0
-    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class MemoryPlan:
         limits: of an engine with the present settings; None of other components, and where they
             are unknown before the weights are on this disk.
         modules: Python modules that it imports; libraries take memory, too.
+        warm_up: a function of a module that calls the kernels of the component once, with small
+            inputs. ``vlmkit plan`` calls it in a new process, whose memory it measures.
         is_shared: whether its weights are those of the engine.
     """
 
@@ -69,4 +72,5 @@ class MemoryPlan:
     precision: str = ""
     limits: EngineLimits | None = None
     modules: tuple[str, ...] = ()
+    warm_up: Callable[[], object] | None = None
     is_shared: bool = False

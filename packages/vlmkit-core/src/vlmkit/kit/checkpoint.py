@@ -30,6 +30,8 @@ class Checkpoint:
         is_preview: whether its weights are not downloaded yet. A safetensors file of a preview ends
             after its header; other weight files are empty. Other large files, such as a vocabulary,
             may be empty, too.
+        is_for_another_machine: whether it is planned for a machine with other memory. It is then
+            not refused for the memory of this one.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Checkpoint:
     revision: str | None = None
     is_preview: bool = False
     file: Path | None = None
+    is_for_another_machine: bool = False
 
     def has(self, pattern: str) -> bool:
         """Return whether any file of the folder matches a glob such as ``*.safetensors``."""

@@ -9,10 +9,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 
-_IS_ELSEWHERE: ContextVar[bool] = ContextVar("vlmkit.memory.is_elsewhere", default=False)
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")  # of memory.stat
 
@@ -25,19 +23,14 @@ def total_bytes() -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def of_another_machine() -> Iterator[None]:
-    """Plan for another machine in this context: nothing is refused for the memory of this one."""
-    token = _IS_ELSEWHERE.set(True)
-    try:
-        yield
-    finally:
-        _IS_ELSEWHERE.reset(token)
+def resident_bytes(pid: int | None = None) -> int | None:
+    """Return the memory of a process in bytes, mapped files included; None if unknown.
 
-
-def resident_bytes() -> int | None:
-    """Return the memory of this process in bytes, mapped files included; None if unknown."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB", _read(PROC / "self/status"), re.MULTILINE)
+    Args:
+        pid: the process; None is this one.
+    """
+    status = _read(PROC / ("self" if pid is None else str(pid)) / "status")
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
     return None if found is None else int(found[1]) * 1024
 
 
@@ -49,11 +42,8 @@ def limit_bytes() -> int | None:
 def available_bytes() -> int | None:
     """Return the bytes that can be allocated without swapping; None if unknown.
 
-    File caches count as available: the system drops them when memory is needed. Inside of
-    :func:`of_another_machine` it is unknown.
+    File caches count as available: the system drops them when memory is needed.
     """
-    if _IS_ELSEWHERE.get():
-        return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(PROC / "meminfo"), re.MULTILINE)
     if found is None:
         return None

@@ -79,6 +79,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def worker_processes(settings: ServerSettings) -> WorkerProcesses:
+    """Return the worker processes of each model, by the settings of the server."""
+    return WorkerProcesses(
+        num_renderers=settings.renderers,
+        needs_renderers=settings.num_renderers is not None,
+        renderer_memory_bytes=settings.renderer_memory_bytes,
+        compiles_constraints=settings.constraint_workers,
+    )
+
+
 def model_spec(
     entry: "ModelEntry",
     config: "Config",
@@ -101,12 +111,7 @@ def model_spec(
     }
 
     settings = config.table("server", ServerSettings)
-    workers = WorkerProcesses(
-        num_renderers=settings.renderers,
-        needs_renderers=settings.num_renderers is not None,
-        renderer_memory_bytes=settings.renderer_memory_bytes,
-        compiles_constraints=settings.constraint_workers,
-    )
+    workers = worker_processes(settings)
 
     def load() -> "Runner":
         stages = None

@@ -19,7 +19,6 @@ from torch import nn
 
 from vlmkit_torch.devices import faults
 from vlmkit_torch.loading.mapped_files import MappedFiles
-from vlmkit_torch.loading.weights import LoadedModel
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.self_checks.text_check import TOLERANCE
 from vlmkit_torch.support import sizing
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 FIRST_SEQUENCES = 2  # served with plain weights
 CHECKED_ROWS = 2
+PADDED_ROWS = ((8, 1), (32, 4), (64, 8), (128, 16))  # up to so many, multiples of these
+MAX_PADDING = 32
 PACKED_FOR_ROWS = 8
 MIN_NUMBERS = 2**16  # of a matrix; below this, the call costs more than the multiplication
 SHARED_INPUT_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -55,12 +56,24 @@ class PackedWeights:
     def product(self, index: int, rows: torch.Tensor) -> torch.Tensor:
         """Return one layer's ``rows @ weight.T + bias``; keep the others' for their calls."""
         if rows is not self._rows or index not in self._products:
-            out = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
-            self._rows, self._products = rows, dict(enumerate(out.split(self._sizes, -1)))
+            out = self._multiplied(rows)
+            parts = torch.split(out, self._sizes, -1)
+            self._rows, self._products = rows, dict(enumerate(parts))
         own = self._products.pop(index)
         if not self._products:
             self._rows = None
         return own
+
+    def _multiplied(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        num, num_computed = len(flat), num_computed_rows(len(flat))
+        if num_computed > num:
+            padded = flat.new_zeros(num_computed, flat.shape[-1])
+            padded[:num] = flat
+            flat = padded
+        out = torch.ops.mkldnn._linear_pointwise(flat, self._packed, self._bias, "none", [], "")
+        product: torch.Tensor = out[:num].view(*rows.shape[:-1], -1)
+        return product
 
 
 class PackedLinear(nn.Module):
@@ -85,13 +98,37 @@ class PackedLinear(nn.Module):
         return self._weights.product(self._index, rows)
 
 
-def is_faster(loaded: LoadedModel) -> bool:
-    """Return whether packed weights of this model are read faster on this machine."""
-    has_kernels = loaded.dtype == torch.float32 or (
-        loaded.dtype == torch.bfloat16 and sizing.multiplies_bfloat16()
+def num_computed_rows(num_rows: int) -> int:
+    """Return the number of rows with which a product of some rows is computed.
+
+    oneDNN compiles kernels for each number of rows and each size of layers, and never frees them:
+    a quarter of a MiB each. Zeros fill the difference to a few numbers.
+    """
+    step = next((step for limit, step in PADDED_ROWS if num_rows <= limit), MAX_PADDING)
+    return -(-num_rows // step) * step
+
+
+def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether packed weights of a precision are read faster on a device of this machine."""
+    has_kernels = dtype == torch.float32 or (
+        dtype == torch.bfloat16 and sizing.multiplies_bfloat16()
     )
-    is_plain = loaded.device.type == "cpu" and has_kernels
+    is_plain = device.type == "cpu" and has_kernels
     return is_plain and torch._C._has_mkldnn and _has_operations()
+
+
+def packed_sizes(decoder: nn.Module, head: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yield inputs and outputs of each group of layers of a decoder, and of its head.
+
+    Args:
+        decoder: plain, also one without numbers.
+        head: its output layer.
+    """
+    for parent in [*decoder.modules()]:
+        for linears in _groups(parent):
+            yield linears[0].in_features, sum(linear.out_features for linear in linears)
+    if _is_packable(head):
+        yield head.in_features, head.out_features  # type: ignore[misc]
 
 
 class Packing:
@@ -126,9 +163,8 @@ class Packing:
 
     def _pack(self) -> Iterator[None]:
         for parent in list(self._views.decoder.modules()):
-            linears: dict[str, Any] = {n: c for n, c in parent.named_children() if _is_packable(c)}
-            is_split = "Cross" in type(parent).__name__  # keys of images, queries of text
-            for names in [(name,) for name in linears] if is_split else _layer_groups(linears):
+            linears = _packable(parent)
+            for names in _names_of_groups(parent, linears):
                 packed = self._packed([linears[name] for name in names])
                 if packed is None:
                     return
@@ -180,6 +216,23 @@ class Packing:
         mapped = MappedFiles(self._files)
         for linear in linears:
             mapped.drop(linear.weight.data)
+
+
+def _groups(parent: nn.Module) -> Iterator[list[Any]]:
+    """Yield the layers of a module that are packed together."""
+    linears = _packable(parent)
+    for names in _names_of_groups(parent, linears):
+        yield [linears[name] for name in names]
+
+
+def _packable(parent: nn.Module) -> dict[str, Any]:
+    return {name: child for name, child in parent.named_children() if _is_packable(child)}
+
+
+def _names_of_groups(parent: nn.Module, linears: dict[str, Any]) -> list[tuple[str, ...]]:
+    if "Cross" in type(parent).__name__:  # keys of images, queries of text
+        return [(name,) for name in linears]
+    return _layer_groups(linears)
 
 
 def _layer_groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:

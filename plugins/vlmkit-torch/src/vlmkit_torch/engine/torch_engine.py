@@ -375,6 +375,6 @@ def _checked_engine(
         with exact_activations(loaded.model):
             engine.check_text(expected)
         selfcheck_records.write(note)
-    if settings.packed_weights and packing.is_faster(loaded):
+    if settings.packed_weights and packing.is_faster(loaded.device, loaded.dtype):
         engine.enable_packing(files)
     return engine

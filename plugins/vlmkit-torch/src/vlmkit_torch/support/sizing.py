@@ -99,7 +99,7 @@ def may_have_gpu() -> bool:
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
     """Return an objection if a model exceeds this machine's memory with any settings."""
-    available = memory.available_bytes()
+    available = _available_bytes(checkpoint)
     if available is None or may_have_gpu():
         return None
     need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + MIN_CACHE_BYTES
@@ -123,7 +123,7 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
         CheckpointError: none fits.
     """
     names = candidates(checkpoint) if settings.dtype == "auto" else (settings.dtype,)
-    available = memory.available_bytes()
+    available = _available_bytes(checkpoint)
     if available is None:
         return CpuPlan(names[0], CACHE_BYTES)
     stated = _stated_cache_bytes(settings)
@@ -187,6 +187,11 @@ def report_expansion(checkpoint: Checkpoint, dtype: str) -> None:
         "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files",
         *(checkpoint.name, dtype, in_memory / GIB, in_files / GIB),
     )
+
+
+def _available_bytes(checkpoint: Checkpoint) -> int | None:
+    """Return this machine's available memory; None if it is unknown or does not matter."""
+    return None if checkpoint.is_for_another_machine else memory.available_bytes()
 
 
 def _own_dtype(checkpoint: Checkpoint) -> str:

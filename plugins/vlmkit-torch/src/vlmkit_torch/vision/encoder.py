@@ -254,8 +254,11 @@ def _placed(array: Array, device: torch.device, dtype: torch.dtype) -> torch.Ten
 
     Sizes of images keep their numbers, because shapes follow from them.
     """
-    if device.type == "meta" and not (tensor := to_tensor(array, CPU)).is_floating_point():
-        return tensor
+    is_placed = isinstance(array, torch.Tensor) and array.is_meta
+    if device.type == "meta" and not is_placed:
+        tensor = to_tensor(array, CPU)
+        if not tensor.is_floating_point():
+            return tensor
     return to_tensor(array, device, dtype)
 
 
