@@ -107,9 +107,9 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     needs = [] if is_shared else [weights]
     if load.slots:
         tokens = sum(slot.num_features for slot in load.slots)
-        num = min(
+        num = min(  # the first request's are encoded while the others arrive
             settings.max_batch_images,
-            load.num_sequences,
+            max(1, load.num_sequences - 1),
             max(1, load.max_encoded_tokens // max(1, tokens)),
         )
         own = [_on_cpu(each) for each in load.slots] if device.type == "cpu" else [*load.slots]
