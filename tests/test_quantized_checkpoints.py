@@ -142,6 +142,12 @@ def test_other_weights_of_compressed_tensors_are_exact(
     assert_has_the_values(compressed.make(saved("llama"), tmp_path, scheme=scheme, weights=weights))
 
 
+def test_weights_that_are_stated_to_be_dense_are_not_sparse(saved: Saved, tmp_path: Path) -> None:
+    stated = {"format": "dense", "sparsity_structure": "unstructured"}
+
+    assert_has_the_values(compressed.make(saved("llama"), tmp_path, sparsity_config=stated))
+
+
 def test_columns_of_compressed_tensors_may_be_in_any_order(saved: Saved, tmp_path: Path) -> None:
     weights = {"actorder": "group"}
 

@@ -269,6 +269,17 @@ def test_layers_quantize_activations_as_in_transformers(
 
 
 @needs_package
+def test_dense_weights_with_quantized_activations_are_not_sparse(
+    saved: Saved, tmp_path: Path
+) -> None:
+    folder = quantized("llama", saved, tmp_path, made.INT8_ACTIVATIONS)
+    before = answers(folder)
+    made.state(folder, sparsity_config={"format": "dense", "registry_requires_subclass": False})
+
+    assert answers(folder) == before
+
+
+@needs_package
 def test_a_layer_with_two_axes_quantizes_each_row_separately(saved: Saved, tmp_path: Path) -> None:
     layer = read(quantized("llama", saved, tmp_path, made.FP8_DYNAMIC)).get_submodule(
         "model.layers.0.mlp.up_proj"

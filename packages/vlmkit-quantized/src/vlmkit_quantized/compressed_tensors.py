@@ -40,7 +40,6 @@ FLOATS_OF_4 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
 FORMATS = tuple(dict.fromkeys((*INTEGERS, *FLOATS_OF_8, *FLOATS_OF_4)))
 PACKED_BITS = range(2, 9)
 UNSUPPORTED = {
-    "sparsity_config": "sparse weights",
     "transform_config": "transforms of weights and activations",
     "moe_sparsity_config": "pruned experts",
 }
@@ -122,6 +121,12 @@ def quantizes_more(fields: Mapping[str, Any]) -> bool:
     return has_activations or bool(fields.get("kv_cache_scheme"))
 
 
+def is_sparse(fields: Mapping[str, Any]) -> bool:
+    """Return whether weights are sparse; earlier versions of the tool state ``dense`` ones, too."""
+    stated = fields.get("sparsity_config")
+    return bool(stated) and not (isinstance(stated, Mapping) and stated.get("format") == "dense")
+
+
 def schemes_of(fields: Mapping[str, Any]) -> frozenset[Scheme]:
     """Return the schemes of ``quantization_config``.
 
@@ -130,6 +135,8 @@ def schemes_of(fields: Mapping[str, Any]) -> frozenset[Scheme]:
     """
     stated = Stated(fields)
     stated.refuse(UNSUPPORTED)
+    if is_sparse(fields):
+        raise FormatError("its quantization has sparse weights ('sparsity_config'), not supported")
     groups = stated.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise FormatError(

@@ -14,6 +14,7 @@ from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
+from vlmkit_quantized.compressed_tensors import is_sparse
 
 PACKAGE = "compressed-tensors"
 MIN_VERSION = (0, 20)
@@ -34,15 +35,13 @@ UNQUANTIZED = "load the model that it was made from"
 
 # Parts of quantization_config that change what a model computes, and that are not implemented.
 _PARTS = {
-    "sparsity_config": "sparse weights",
     "transform_config": "transforms of weights and activations",
     "moe_sparsity_config": "pruned experts",
 }
 # A scale of a whole tensor would depend on the other requests of a step.
 _DYNAMIC_STRATEGIES = frozenset({"token", "group", "tensor_group"})
-_HOW_TO_RUN = frozenset(
-    {"run_compressed", "use_optimized_inference"}
-)  # choices of the user, not of a file
+# Choices of the user, not of a file; and what earlier versions of the tool state of dense weights.
+_DROPPED = frozenset({"run_compressed", "use_optimized_inference", "sparsity_config"})
 _ACTIVATIONS = ("input_activations", "output_activations")
 _STORED_TYPES = frozenset({"I8", "U8", "I32", "F8_E4M3"})
 _EMBEDDING = re.compile(r"embed\w*\.weight_(packed|scale)$")
@@ -77,7 +76,7 @@ def normalized(stated: Mapping[str, Any]) -> dict[str, Any]:
     compressed weights.
     """
     groups = dict(_groups(stated))
-    kept = {name: value for name, value in stated.items() if name not in _HOW_TO_RUN}
+    kept = {name: value for name, value in stated.items() if name not in _DROPPED}
     return {
         **kept,
         "config_groups": {n: {**g, "format": _format(stated, g)} for n, g in groups.items()},
@@ -95,6 +94,8 @@ def plain_weights(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _config_reason(stated: Mapping[str, Any]) -> str | None:
     """Return what in ``quantization_config`` is not supported; None if everything is."""
+    if is_sparse(stated):
+        return "its quantization has sparse weights ('sparsity_config'), which are not supported"
     for name, what in _PARTS.items():
         if stated.get(name):
             return f"its quantization has {what} ({name!r}), which are not supported"
