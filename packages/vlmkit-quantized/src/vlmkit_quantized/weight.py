@@ -21,7 +21,8 @@ class QuantizedLinear:
 
     The value in row ``r`` and column ``c``, which belongs to group ``g``, is
     ``(codes[r, c] - zero_points[r, g]) * scales[r, g] * global_scale``. With ``levels``, it is
-    ``levels[codes[r, c]] * scales[r, g] * global_scale``. Float32 computes it from left to right.
+    ``levels[codes[r, c]] * scales[r, g] * global_scale``. ``offsets[r, g]`` is added last. Float32
+    computes it from left to right.
 
     Attributes:
         codes: a number of ``bits`` bits for each weight, of shape ``[rows, columns]``.
@@ -32,6 +33,7 @@ class QuantizedLinear:
         column_groups: the group of each column. None if columns are in order, in groups of equal
             size.
         global_scale: of all weights.
+        offsets: of shape ``[rows, groups]``; None if there are none.
     """
 
     codes: Codes
@@ -41,17 +43,20 @@ class QuantizedLinear:
     levels: Floats | None = None
     column_groups: NDArray[np.int32] | None = None
     global_scale: np.float32 | None = None
+    offsets: Floats | None = None
 
     def __post_init__(self) -> None:
         """Validate scales and zero points.
 
         Raises:
-            FormatError: a scale is not finite, or a zero point is no code.
+            FormatError: a scale or an offset is not finite, or a zero point is no code.
         """
         if not np.isfinite(self.scales).all():
             raise FormatError("has scales that are not finite")
         if self.global_scale is not None and not np.isfinite(self.global_scale):
             raise FormatError("has a global scale that is not finite")
+        if self.offsets is not None and not np.isfinite(self.offsets).all():
+            raise FormatError("has offsets that are not finite")
         zeros = self.zero_points
         if zeros is not None and not ((zeros >= 0) & (zeros < 2**self.bits)).all():
             raise FormatError(f"has zero points that {self.bits} bits cannot hold")
@@ -69,6 +74,8 @@ class QuantizedLinear:
         values *= self._by_column(self.scales)
         if self.global_scale is not None:
             values *= self.global_scale
+        if self.offsets is not None:
+            values += self._by_column(self.offsets)
         return values.reshape(rows, columns)
 
     def _by_column(self, of_groups: Floats) -> Floats:
