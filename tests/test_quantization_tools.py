@@ -3,6 +3,7 @@
 ``nox -s quantization_tools`` installs the tools that run on a CPU.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ import transformers  # noqa: E402 - it needs torch
 
 import zoo  # noqa: E402
 from parity import pipeline, runner  # noqa: E402
+from quantized_checkpoints import folders  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 Saved = Callable[[str], Path]
+FAMILIES = ("llama", "phi3", "qwen3, tied", "mixtral", "llava", "qwen2_5_vl")
 SETTINGS = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "nf4, quantized scales": {
@@ -67,18 +70,24 @@ def scales_of(state: Any) -> Any:
     return tool.functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
 
 
-@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_weights_that_bitsandbytes_wrote_have_its_values(
     settings: dict[str, Any], family: str, saved: Saved, tmp_path: Path
 ) -> None:
+    name, _, tied = family.partition(", ")
+    family, source = name, saved(name)
+    if tied:
+        source = shutil.copytree(source, tmp_path / "tied")
+        folders.change(source, lambda all_: all_.pop("lm_head.weight"))
+        folders.edit(source, tie_word_embeddings=True)
     kind = transformers.AutoModelForImageTextToText
     if family in zoo.NAMES_TEXT:
         kind = transformers.AutoModelForCausalLM
     folder, plain = (tmp_path / part / family for part in ("quantized", "plain"))
     quantization: Any = transformers.BitsAndBytesConfig(**settings)
     model = kind.from_pretrained(
-        saved(family), quantization_config=quantization, dtype=torch.float32, device_map="cpu"
+        source, quantization_config=quantization, dtype=torch.float32, device_map="cpu"
     )
     for place in (folder, plain):
         zoo.save_processor(family, place)
