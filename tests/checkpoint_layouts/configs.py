@@ -48,7 +48,7 @@ LAYOUTS = [
     Layout(
         "GGUF alone",
         both(keep(), put("m.gguf", b"GGUF\3\0\0\0")),
-        NO_MODEL + "it has no config.json, and GGUF ('m.gguf') is not read",
+        NO_MODEL + "it has no config.json, without which GGUF ('m.gguf') is not read",
         "load the safetensors model",
     ),
     Layout(

@@ -222,8 +222,9 @@ LAYOUTS = [
     Layout(
         "GGUF",
         GGUF,
-        f"{CANNOT}its weights are GGUF ('m-Q4_K_M.gguf'), which is not read",
-        "load the safetensors model that it was made from",
+        "engine 'torch' from 'vlmkit-torch' cannot be used: its GGUF file "
+        "'m-Q4_K_M.gguf' ends within its header",
+        "load the model that it was made from",
     ),
     Layout(
         "Mistral's own form",

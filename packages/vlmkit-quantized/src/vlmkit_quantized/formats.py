@@ -12,8 +12,9 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gptq
+from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gguf_weights, gptq
 from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.gguf_weights import GgufWeight
 from vlmkit_quantized.layers import Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
@@ -86,6 +87,45 @@ class ReadWeight:
         return self.packed().dense()
 
 
+@dataclass(frozen=True)
+class ReadTensor:
+    """A weight of a GGUF file, whose errors name it and its checkpoint.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        stored: the weight.
+    """
+
+    checkpoint: Checkpoint
+    stored: GgufWeight
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the plain weight."""
+        return self.stored.shape
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of its tensors in safetensors files, which are none."""
+        return ()
+
+    def dense(self) -> Floats:
+        """Return the values in float32; see :meth:`.GgufWeight.dense`.
+
+        Raises:
+            CheckpointError: its scales are not finite.
+        """
+        try:
+            return self.stored.dense()
+        except FormatError as error:
+            raise error.of(self.checkpoint) from error
+
+
+def is_gguf(checkpoint: Checkpoint) -> bool:
+    """Return whether the weights of a folder are in a GGUF file."""
+    return gguf_weights.file_of(checkpoint) is not None
+
+
 def quantizes_weights_alone(checkpoint: Checkpoint) -> bool:
     """Return whether nothing but weights is quantized: no activations, keys or values."""
     fields = checkpoint.config.get("quantization_config")
@@ -99,6 +139,9 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     a weight is read.
     """
     try:
+        if is_gguf(checkpoint):
+            gguf_weights.num_weights(checkpoint)
+            return None
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
         found.outlines(stored, fields)
@@ -117,6 +160,8 @@ def num_weights(checkpoint: Checkpoint) -> int:
         CheckpointError: they are not supported, or contradict ``quantization_config``.
     """
     try:
+        if is_gguf(checkpoint):
+            return gguf_weights.num_weights(checkpoint)
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
         listed = found.outlines(stored, fields)
@@ -127,13 +172,15 @@ def num_weights(checkpoint: Checkpoint) -> int:
     return plain + sum(outline.num_weights for outline in listed)
 
 
-def weights(checkpoint: Checkpoint) -> dict[str, ReadWeight]:
-    """Return the quantized weights by their names in a plain checkpoint.
+def weights(checkpoint: Checkpoint) -> Mapping[str, ReadWeight | ReadTensor]:
+    """Return the quantized weights by their names in a plain checkpoint; all of a GGUF file.
 
     Raises:
         CheckpointError: they are not supported, or contradict ``quantization_config``.
     """
     try:
+        if is_gguf(checkpoint):
+            return {it.name: ReadTensor(checkpoint, it) for it in gguf_weights.weights(checkpoint)}
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
         _check_head(checkpoint, stored)

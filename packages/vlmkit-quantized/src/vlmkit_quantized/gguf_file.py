@@ -133,6 +133,12 @@ class GgufTensor:
             return self.linear().dense().reshape(self.shape)
         return StoredArray(self.file, self.begin, self.type, self.shape).floats()
 
+    def part(self, index: int) -> "GgufTensor":
+        """Return one of the tensors along the first axis."""
+        shape = self.shape[1:]
+        begin = self.begin + index * prod(shape[:-1]) * self._row_bytes
+        return GgufTensor(self.file, begin, self.type, shape)
+
     @property
     def _row_bytes(self) -> int:
         columns = self.shape[-1]
@@ -194,7 +200,7 @@ class _Reader:
         self._strings_left = MAX_STRINGS
 
     def error(self, problem: str) -> FormatError:
-        return FormatError(f"its file {self.path.name!r} {problem}")
+        return FormatError(f"its GGUF file {self.path.name!r} {problem}")
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self._left:

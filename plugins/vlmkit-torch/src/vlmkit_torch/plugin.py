@@ -143,7 +143,7 @@ def vlmkit_register_torch_weights(registry: Registry[WeightReader]) -> None:
         _build_quantized_reader,
         cannot_serve=quantization.quantized_objection,
         priority=10,
-        description="GPTQ, AWQ, bitsandbytes, compressed-tensors; no package of theirs",
+        description="GPTQ, AWQ, bitsandbytes, compressed-tensors, GGUF; no package of theirs",
     )
     registry.add(
         "transformers",

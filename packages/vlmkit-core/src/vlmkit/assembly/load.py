@@ -348,9 +348,12 @@ def choose(
 def _explained(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
     """Return why a component has no provider; broken weights take precedence over other reasons.
 
-    Broken weights do not matter to an engine that needs none, such as one that runs graphs. A
-    folder with only an adapter is broken whatever is installed.
+    Broken weights do not matter to an engine that needs none, such as one that runs graphs. A GGUF
+    file is no flaw for an engine that reads it, whose own reason says more. A folder with only an
+    adapter is broken whatever is installed.
     """
+    if weight_files.gguf_file(checkpoint) is not None:
+        return with_broken_plugins(error, plugins)
     flaw = weight_files.objection(checkpoint)
     reasons = registry_of(plugins, "engine").objections(checkpoint).values()
     is_reason = flaw in reasons or checkpoint.has("adapter_config.json")

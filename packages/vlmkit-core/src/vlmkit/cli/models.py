@@ -149,10 +149,11 @@ def _facts(
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return the facts in a model's small files."""
+    from vlmkit.kit import weight_files
     from vlmkit.kit.safetensors_header import weights_of
 
     weights = weights_of(checkpoint)
-    single = checkpoint.file
+    single = checkpoint.file or weight_files.gguf_file(checkpoint)
     return {
         "name": checkpoint.name,
         "path": None if checkpoint.is_preview else str(checkpoint.path),

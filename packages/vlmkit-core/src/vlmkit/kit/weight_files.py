@@ -57,6 +57,14 @@ def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
     )
 
 
+def gguf_file(checkpoint: Checkpoint) -> Path | None:
+    """Return the GGUF file of a folder that has one and no safetensors; None for other folders."""
+    found = sorted(checkpoint.path.glob("*.gguf"))
+    if len(found) != 1 or checkpoint.file is not None or checkpoint.has("*.safetensors*"):
+        return None
+    return found[0]
+
+
 def _named(index: Any) -> list[str]:
     """Return the files that an index names; empty if the index is invalid."""
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
@@ -96,9 +104,11 @@ def _absent(folder: Path) -> Objection:
             hint=f"if {other[0]} holds all of them, name it {WHOLE}",
         )
     if quantized := _names(folder, ("*.gguf",)):
+        several = "" if len(quantized) == 1 else f" in {len(quantized)} files"
         return Objection(
-            f"its weights are GGUF ({quantized[0]!r}), which is not read",
-            hint="load the safetensors model that it was made from",
+            f"its weights are GGUF{several} ({quantized[0]!r}), which is not read",
+            hint="load the safetensors model that it was made from; vlmkit-torch reads one "
+            "GGUF file beside config.json and tokenizer files",
         )
     if pickles := _names(folder, _PICKLES):
         return Objection(

@@ -19,6 +19,7 @@ from vlmkit.config import Config
 from vlmkit.config.providers import names_of
 from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.interfaces.request_field import FieldFacts
+from vlmkit.kit import weight_files
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
@@ -141,7 +142,7 @@ def model_spec(
 
 def weight_bytes(checkpoint: "Checkpoint") -> int:
     """Return the size of a model's weight files, or of its graphs, where these are larger."""
-    if checkpoint.file is not None:
-        return checkpoint.file.stat().st_size
+    if single := checkpoint.file or weight_files.gguf_file(checkpoint):
+        return single.stat().st_size
     graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
     return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

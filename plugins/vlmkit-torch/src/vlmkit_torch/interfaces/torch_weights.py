@@ -25,7 +25,7 @@ class StoredWeight(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors in the files that it consists of."""
+        """The names of the tensors in safetensors files that it consists of, if any."""
 
     def dense(self) -> "torch.Tensor":
         """Return the plain weight, of any floating-point dtype, on the CPU.

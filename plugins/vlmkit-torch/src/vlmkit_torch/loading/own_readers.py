@@ -27,7 +27,7 @@ class QuantizedLayer:
         weight: the weight.
     """
 
-    weight: formats.ReadWeight
+    weight: formats.ReadWeight | formats.ReadTensor
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
 from vlmkit.kit.one_line import named
+from vlmkit_quantized import formats
 from vlmkit_torch.devices import faults
 from vlmkit_torch.loading.reader_choice import Reader, own_reader_of
 from vlmkit_torch.loading.supplied_weights import SuppliedWeights
@@ -238,7 +239,7 @@ def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) 
     except Exception as error:  # noqa: BLE001 - loading reports the cause
         logger.debug("model %r cannot be measured: %s", checkpoint.name, type(error).__name__)
         return
-    stored = safetensors_header.weights_of(checkpoint).num_parameters
+    stored = _num_stored(checkpoint)
     factor = MAX_PACKED if quantization.method_of(checkpoint) is not None else MAX_TIED
     wanted = sum(weight.numel() for weight in model.parameters())
     made = sum(buffer.numel() for buffer in model.buffers())
@@ -248,6 +249,13 @@ def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) 
             f"{made:,} constants, and its files hold {stored:,}",
             hint="its config.json and its weights are not of the same model",
         )
+
+
+def _num_stored(checkpoint: Checkpoint) -> int:
+    """Return the number of elements in the files."""
+    if quantization.method_of(checkpoint) == quantization.GGUF:
+        return formats.num_weights(checkpoint)
+    return safetensors_header.weights_of(checkpoint).num_parameters
 
 
 def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
@@ -29,6 +30,9 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "auto-round": (("auto_round", "auto-round"),),
 }
 
+GGUF = "gguf"
+"""The method of weights in a GGUF file, which may also be plain."""
+
 NOT_QUANTIZED = "its weights are not quantized"
 READERS = frozenset({"quantized", "transformers", compressed_tensors.PACKAGE})
 """The names of the readers of this plugin."""
@@ -44,8 +48,10 @@ def method_of(checkpoint: Checkpoint) -> str | None:
     """Return a checkpoint's quantization method; None if there is none, empty if it is not stated.
 
     Other programs state it in other places than transformers, which would read their weights as
-    plain ones.
+    plain ones. Weights in a GGUF file are quantized by ``gguf``.
     """
+    if weight_files.gguf_file(checkpoint) is not None:
+        return GGUF
     config = checkpoint.config
     stated = config.get("quantization_config", config.get("compression_config"))
     if isinstance(stated, Mapping) and (stated.get("load_in_4bit") or stated.get("load_in_8bit")):
@@ -66,6 +72,8 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     method = method_of(checkpoint)
     if method is None:
         return None
+    if method == GGUF:
+        return formats.objection(checkpoint)
     if reason := _statement_objection(checkpoint, method):
         return reason
     if is_read_here(checkpoint):
@@ -121,8 +129,10 @@ def is_read_here(checkpoint: Checkpoint) -> bool:
     """Return whether weights are of a method whose tensors this plugin reads itself."""
     from vlmkit_quantized import formats  # imports NumPy
 
-    is_known = method_of(checkpoint) in formats.FORMATS
-    return is_known and formats.quantizes_weights_alone(checkpoint)
+    method = method_of(checkpoint)
+    if method == GGUF:
+        return True
+    return method in formats.FORMATS and formats.quantizes_weights_alone(checkpoint)
 
 
 def quantized_objection(checkpoint: Checkpoint) -> str | None:

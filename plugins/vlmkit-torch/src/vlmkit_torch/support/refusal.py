@@ -184,12 +184,19 @@ def _randomness_reason(checkpoint: Checkpoint) -> str | None:
 def _files_reason(checkpoint: Checkpoint, providers: KindProviders | None) -> str | None:
     return (
         _graphs_reason(checkpoint)
-        or weight_files.objection(checkpoint)
+        or _absence_reason(checkpoint)
         or _family_reason(checkpoint)
         or _task_reason(checkpoint)
         or _tower_reason(checkpoint)
         or _weights_reason(checkpoint, providers)
     )
+
+
+def _absence_reason(checkpoint: Checkpoint) -> Objection | None:
+    """Return why weights seem incomplete; the reader examines those of a GGUF file."""
+    if weight_files.gguf_file(checkpoint) is not None:
+        return None
+    return weight_files.objection(checkpoint)
 
 
 def _weights_reason(checkpoint: Checkpoint, providers: KindProviders | None) -> str | None:

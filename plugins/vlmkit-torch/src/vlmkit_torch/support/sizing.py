@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from vlmkit.errors import CheckpointError
-from vlmkit.kit import memory, processor
+from vlmkit.kit import memory, processor, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
@@ -172,6 +172,12 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     return stored.num_parameters * ITEM_BYTES[dtype]
 
 
+def file_bytes(checkpoint: Checkpoint) -> int:
+    """Return the bytes of the files of weights."""
+    file = weight_files.gguf_file(checkpoint)
+    return weights_of(checkpoint).num_bytes if file is None else file.stat().st_size
+
+
 def report_expansion(checkpoint: Checkpoint, dtype: str) -> None:
     """Log how much memory quantized weights take when they are expanded; warn if it is much more.
 
@@ -181,7 +187,7 @@ def report_expansion(checkpoint: Checkpoint, dtype: str) -> None:
     """
     if not quantization.is_read_here(checkpoint):
         return
-    in_files, in_memory = weights_of(checkpoint).num_bytes, weight_bytes(checkpoint, dtype)
+    in_files, in_memory = file_bytes(checkpoint), weight_bytes(checkpoint, dtype)
     log.log(
         logging.WARNING if in_memory >= in_files + MUCH_BYTES else logging.INFO,
         "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files",

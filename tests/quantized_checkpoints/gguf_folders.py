@@ -1,0 +1,151 @@
+"""Folders with one GGUF file, as llama.cpp's converter writes it, with the package ``gguf``."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoConfig
+
+from quantized_checkpoints import folders
+from quantized_checkpoints.folders import Quantized, Tensors
+
+FILE = "model.gguf"
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+}
+EXPERT = re.compile(r"experts\.(\d+)\.")
+
+Arrays = dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]
+
+
+def make(
+    source: Path,
+    place: Path,
+    kind: str = "Q8_0",
+    *,
+    is_tied: bool = False,
+    change: Callable[[Arrays], object] = lambda _: None,
+    **fields: Any,
+) -> Quantized:
+    """Convert a checkpoint; matrices get a type, and other weights stay in float32.
+
+    Args:
+        source: the checkpoint.
+        place: where the two folders are made, each called as the checkpoint's family.
+        kind: the type.
+        is_tied: whether the head is to be the embedding.
+        change: changes the arrays of the file.
+        fields: of the file, after the architecture; None removes one.
+    """
+    family = source.name.removeprefix("one-")
+    folder, other = place / "quantized" / family, place / "plain" / family
+    for made in (folder, other):
+        shutil.copytree(source, made)
+        if is_tied:
+            folders.edit(made, tie_word_embeddings=True)
+    (folder / folders.WEIGHTS).unlink()
+    stored: dict[str, list[Any]] = {}
+    values: Tensors = {}
+    config = AutoConfig.from_pretrained(source)
+    is_head = "lm_head.weight"
+    plain = folders.tensors(source)
+    if config.tie_word_embeddings or is_tied:
+        plain.pop(is_head, None)
+    for name, weight in sorted(plain.items(), key=_by_expert):
+        array = weight.float().numpy()
+        type_ = gguf.GGMLQuantizationType[_type_of(array, kind)]
+        if family == "gemma3_text" and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+            values[name] = torch.from_numpy(array - np.float32(1))
+        else:
+            array = gguf.quants.quantize(array, type_)
+            values[name] = torch.from_numpy(gguf.quants.dequantize(array, type_).copy())
+        for heads, part in _rotated(family, config):
+            if part in name:
+                array = _in_pairs(array, heads)
+        stored.setdefault(EXPERT.sub("experts.", name), [type_]).append(array)
+    arrays = dict(_named(family, config.num_hidden_layers, stored))
+    change(arrays)
+    write(folder / FILE, ARCHITECTURES[family], _fields(config) | fields, arrays)
+    folders.write(other, values)
+    return Quantized(folder, other, values)
+
+
+def _type_of(array: np.ndarray[Any, Any], kind: str) -> str:
+    """Return the type that the converter gives a weight: rows may not fill whole blocks."""
+    size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if array.ndim == 1:
+        return "F32"
+    return "F16" if array.shape[-1] % size else kind
+
+
+def _by_expert(item: tuple[str, Any]) -> tuple[str, int]:
+    found = EXPERT.search(item[0])
+    return EXPERT.sub("experts.", item[0]), int(found[1]) if found else 0
+
+
+def _rotated(family: str, config: Any) -> list[tuple[int, str]]:
+    if ARCHITECTURES[family] != gguf.MODEL_ARCH.LLAMA:
+        return []
+    return [(config.num_attention_heads, ".q_proj."), (config.num_key_value_heads, ".k_proj.")]
+
+
+def _in_pairs(rows: Any, heads: int) -> Any:
+    """Return rows so that the two that a rotation mixes are neighbours, as llama.cpp has them."""
+    size = len(rows) // heads
+    order = [
+        h * size + half * size // 2 + j
+        for h in range(heads)
+        for j in range(size // 2)
+        for half in (0, 1)
+    ]
+    return rows[order]
+
+
+def _named(family: str, num_layers: int, stored: dict[str, list[Any]]) -> Iterator[Any]:
+    names = gguf.get_tensor_name_map(ARCHITECTURES[family], num_layers)
+    for name, (type_, *arrays) in stored.items():
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        yield new, (np.stack(arrays) if "experts" in name else arrays[0], type_)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    theta = rope.get("rope_theta") or rope["full_attention"]["rope_theta"]
+    return {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(theta),
+        "vocab_size": config.vocab_size,
+    }
+
+
+def write(path: Path, arch: gguf.MODEL_ARCH, fields: dict[str, Any], arrays: Arrays) -> None:
+    """Write a file."""
+    architecture = fields.pop("architecture", gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in fields.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{name}", value)
+    for name, (array, type_) in arrays.items():
+        writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
