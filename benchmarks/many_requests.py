@@ -83,7 +83,7 @@ def write_lines(file: Path, model: str, paths: list[Path], max_tokens: int) -> N
 @asynccontextmanager
 async def batch_server(model: str) -> AsyncIterator[OfflineServer]:
     """Yield what ``vlmkit batch`` sends its requests to."""
-    found = prepared([model], None, [], {})
+    found = prepared([model], None, [], {}, listens=False)
     async with offline_server(
         found.specs, found.settings, fetch=found.config.fetch, apis=found.apis
     ) as server:
