@@ -14,7 +14,6 @@ from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized.compressed_tensors import is_sparse
 
 PACKAGE = "compressed-tensors"
 MIN_VERSION = (0, 20)
@@ -94,6 +93,8 @@ def plain_weights(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _config_reason(stated: Mapping[str, Any]) -> str | None:
     """Return what in ``quantization_config`` is not supported; None if everything is."""
+    from vlmkit_quantized.compressed_tensors import is_sparse  # imports NumPy
+
     if is_sparse(stated):
         return "its quantization has sparse weights ('sparsity_config'), which are not supported"
     for name, what in _PARTS.items():

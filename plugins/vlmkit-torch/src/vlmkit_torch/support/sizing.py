@@ -19,7 +19,6 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_quantized import formats
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.support import quantization
 
@@ -166,6 +165,8 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     """
     stored = weights_of(checkpoint)
     if quantization.is_read_here(checkpoint):
+        from vlmkit_quantized import formats  # imports NumPy
+
         return formats.num_weights(checkpoint) * ITEM_BYTES[dtype]
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
