@@ -60,7 +60,7 @@ UNUSED = frozenset({"rope_freqs.weight"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlainTensor:
     """What a tensor of a file is in a plain checkpoint.
 
     Attributes:
@@ -125,23 +125,23 @@ class Sizes:
         return value
 
 
-def places(sizes: Sizes, family: Family) -> dict[str, Place]:
+def plain_tensors(sizes: Sizes, family: Family) -> dict[str, PlainTensor]:
     """Return what each tensor of a complete file is, by its name in the file."""
     added = int(family.adds_one)
     table = (sizes.vocabulary, sizes.hidden)
     found = {
-        "token_embd.weight": Place("model.embed_tokens.weight", table),
-        "output_norm.weight": Place("model.norm.weight", (sizes.hidden,), added=added),
+        "token_embd.weight": PlainTensor("model.embed_tokens.weight", table),
+        "output_norm.weight": PlainTensor("model.norm.weight", (sizes.hidden,), added=added),
     }
     if not sizes.is_tied:
-        found["output.weight"] = Place("lm_head.weight", table)
+        found["output.weight"] = PlainTensor("lm_head.weight", table)
     for layer in range(sizes.layers):
-        for name, place in _of_layer(sizes, family, f"model.layers.{layer}"):
-            found[f"blk.{layer}.{name}"] = place
+        for name, plain in _of_layer(sizes, family, f"model.layers.{layer}"):
+            found[f"blk.{layer}.{name}"] = plain
     return found
 
 
-def _of_layer(sizes: Sizes, family: Family, layer: str) -> Iterator[tuple[str, Place]]:
+def _of_layer(sizes: Sizes, family: Family, layer: str) -> Iterator[tuple[str, PlainTensor]]:
     added, hidden = int(family.adds_one), (sizes.hidden,)
     norms = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     if family.has_outer_norms:
@@ -151,43 +151,43 @@ def _of_layer(sizes: Sizes, family: Family, layer: str) -> Iterator[tuple[str, P
             "post_ffw_norm": "post_feedforward_layernorm",
         }
     for stored, name in norms.items():
-        yield f"{stored}.weight", Place(f"{layer}.{name}.weight", hidden, added=added)
+        yield f"{stored}.weight", PlainTensor(f"{layer}.{name}.weight", hidden, added=added)
     yield from _of_attention(sizes, family, f"{layer}.self_attn")
     yield from _of_experts(sizes, layer) if family.is_sparse else _of_mlp(sizes, f"{layer}.mlp")
 
 
-def _of_attention(sizes: Sizes, family: Family, layer: str) -> Iterator[tuple[str, Place]]:
+def _of_attention(sizes: Sizes, family: Family, layer: str) -> Iterator[tuple[str, PlainTensor]]:
     outer, inner = sizes.heads * sizes.head, sizes.key_heads * sizes.head
     is_biased = sizes.flag("attention_bias", default=False)
     reordered = {"q": sizes.heads, "k": sizes.key_heads} if family.reorders else {}
     for letter, rows in (("q", outer), ("k", inner), ("v", inner)):
         heads = reordered.get(letter, 0)
         name = f"{layer}.{letter}_proj"
-        yield f"attn_{letter}.weight", Place(f"{name}.weight", (rows, sizes.hidden), heads)
+        yield f"attn_{letter}.weight", PlainTensor(f"{name}.weight", (rows, sizes.hidden), heads)
         if is_biased or family.has_biases:
-            yield f"attn_{letter}.bias", Place(f"{name}.bias", (rows,), heads)
-    yield "attn_output.weight", Place(f"{layer}.o_proj.weight", (sizes.hidden, outer))
+            yield f"attn_{letter}.bias", PlainTensor(f"{name}.bias", (rows,), heads)
+    yield "attn_output.weight", PlainTensor(f"{layer}.o_proj.weight", (sizes.hidden, outer))
     if is_biased:
-        yield "attn_output.bias", Place(f"{layer}.o_proj.bias", (sizes.hidden,))
+        yield "attn_output.bias", PlainTensor(f"{layer}.o_proj.bias", (sizes.hidden,))
     for letter in "qk" if family.has_head_norms else "":
         name, added = f"{layer}.{letter}_norm.weight", int(family.adds_one)
-        yield f"attn_{letter}_norm.weight", Place(name, (sizes.head,), added=added)
+        yield f"attn_{letter}_norm.weight", PlainTensor(name, (sizes.head,), added=added)
 
 
-def _of_mlp(sizes: Sizes, layer: str) -> Iterator[tuple[str, Place]]:
+def _of_mlp(sizes: Sizes, layer: str) -> Iterator[tuple[str, PlainTensor]]:
     is_biased = sizes.flag("mlp_bias", default=False)
     for which, shape in _projections(sizes):
-        yield f"ffn_{which}.weight", Place(f"{layer}.{which}_proj.weight", shape)
+        yield f"ffn_{which}.weight", PlainTensor(f"{layer}.{which}_proj.weight", shape)
         if is_biased:
-            yield f"ffn_{which}.bias", Place(f"{layer}.{which}_proj.bias", shape[:1])
+            yield f"ffn_{which}.bias", PlainTensor(f"{layer}.{which}_proj.bias", shape[:1])
 
 
-def _of_experts(sizes: Sizes, layer: str) -> Iterator[tuple[str, Place]]:
+def _of_experts(sizes: Sizes, layer: str) -> Iterator[tuple[str, PlainTensor]]:
     router = (sizes.experts, sizes.hidden)
-    yield "ffn_gate_inp.weight", Place(f"{layer}.mlp.gate.weight", router)
+    yield "ffn_gate_inp.weight", PlainTensor(f"{layer}.mlp.gate.weight", router)
     for which, shape in _projections(sizes):
         name = f"{layer}.mlp.experts.{{expert}}.{which}_proj.weight"
-        yield f"ffn_{which}_exps.weight", Place(name, (sizes.experts, *shape))
+        yield f"ffn_{which}_exps.weight", PlainTensor(name, (sizes.experts, *shape))
 
 
 def _projections(sizes: Sizes) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -17,7 +17,7 @@ from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_file import GgufFile, GgufTensor, read_header
-from vlmkit_quantized.gguf_names import FAMILIES, UNUSED, Family, Place, Sizes, places
+from vlmkit_quantized.gguf_names import FAMILIES, UNUSED, Family, PlainTensor, Sizes, plain_tensors
 from vlmkit_quantized.stored import Floats
 
 METHOD = "gguf"
@@ -43,20 +43,20 @@ class GgufWeight:
         name: its name in a plain checkpoint.
         stored: the name of the tensor in the file.
         tensor: the tensor.
-        place: what the tensor is.
+        plain: what the tensor is.
         expert: the number of the expert that it belongs to; None if it is the whole tensor.
     """
 
     name: str
     stored: str
     tensor: GgufTensor
-    place: Place
+    plain: PlainTensor
     expert: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the plain weight."""
-        return self.place.shape if self.expert is None else self.place.shape[1:]
+        return self.plain.shape if self.expert is None else self.plain.shape[1:]
 
     def dense(self) -> Floats:
         """Return the values of the plain weight in float32; reads them and keeps nothing.
@@ -68,10 +68,10 @@ class GgufWeight:
             values = self._part().floats()
         except FormatError as error:
             raise FormatError(error.problem, self.stored.removesuffix(".weight")) from error
-        if heads := self.place.num_heads:
+        if heads := self.plain.num_heads:
             pairs = values.reshape(heads, -1, 2, *self.shape[1:])
             values = pairs.swapaxes(1, 2).reshape(self.shape)
-        return values - np.float32(self.place.added) if self.place.added else values
+        return values - np.float32(self.plain.added) if self.plain.added else values
 
     def _part(self) -> GgufTensor:
         return self.tensor if self.expert is None else self.tensor.part(self.expert)
@@ -89,7 +89,7 @@ def num_weights(checkpoint: Checkpoint) -> int:
         FormatError: they contradict each other, or are not supported.
     """
     _, found = _matched(checkpoint)
-    return sum(math.prod(place.shape) for place in found.values())
+    return sum(math.prod(plain.shape) for plain in found.values())
 
 
 def weights(checkpoint: Checkpoint) -> Iterator[GgufWeight]:
@@ -99,17 +99,17 @@ def weights(checkpoint: Checkpoint) -> Iterator[GgufWeight]:
         FormatError: the file contradicts ``config.json``, or is not supported.
     """
     file, found = _matched(checkpoint)
-    for stored, place in found.items():
+    for stored, plain in found.items():
         tensor = file.tensors[stored]
-        if "{expert}" not in place.name:
-            yield GgufWeight(place.name, stored, tensor, place)
+        if "{expert}" not in plain.name:
+            yield GgufWeight(plain.name, stored, tensor, plain)
             continue
-        for expert in range(place.shape[0]):
-            name = place.name.format(expert=expert)
-            yield GgufWeight(name, stored, tensor, place, expert)
+        for expert in range(plain.shape[0]):
+            name = plain.name.format(expert=expert)
+            yield GgufWeight(name, stored, tensor, plain, expert)
 
 
-def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, Place]]:
+def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor]]:
     """Return the file, and what each of its tensors is.
 
     Raises:
@@ -136,7 +136,7 @@ def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, Place]]:
             f"its GGUF file {path.name!r} cannot be read: {error.strerror}"
         ) from error
     _check_fields(file, family, config, path.name)
-    expected = places(sizes, family)
+    expected = plain_tensors(sizes, family)
     _check_tensors(file, expected, path.name)
     return file, expected
 
@@ -161,17 +161,17 @@ def _check_fields(file: GgufFile, family: Family, config: Mapping[str, Any], nam
             )
 
 
-def _check_tensors(file: GgufFile, expected: Mapping[str, Place], name: str) -> None:
+def _check_tensors(file: GgufFile, expected: Mapping[str, PlainTensor], name: str) -> None:
     """Require all tensors of a model and no others, in the shapes of ``config.json``."""
-    for stored, place in expected.items():
+    for stored, plain in expected.items():
         if (tensor := file.tensors.get(stored)) is None:
             raise FormatError(
                 f"its GGUF file {name!r} has no tensor {stored!r}, which its config.json calls for"
             )
-        if tensor.shape != place.shape:
+        if tensor.shape != plain.shape:
             raise FormatError(
                 f"its GGUF file {name!r} has a tensor {stored!r} of shape {list(tensor.shape)}, "
-                f"and its config.json calls for {list(place.shape)}"
+                f"and its config.json calls for {list(plain.shape)}"
             )
     if unknown := sorted(file.tensors.keys() - expected.keys() - UNUSED):
         raise FormatError(
