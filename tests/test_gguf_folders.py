@@ -19,13 +19,11 @@ pytest.importorskip("vlmkit_torch")
 import gguf  # noqa: E402 - beside torch
 
 from parity import pipeline, runner  # noqa: E402
-from quantized_checkpoints import folders, gguf_folders  # noqa: E402
+from quantized_checkpoints import contract, folders, gguf_folders  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE, Arrays  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
-from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
-from vlmkit_torch.testing import TorchWeightsContract  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
@@ -84,23 +82,10 @@ def test_the_memory_is_known_before_weights_are_read(saved: Saved, tmp_path: Pat
     assert sizing.weight_bytes(Checkpoint("m", made.folder), "float32") == 4 * num
 
 
-CONTRACT = [name for name in dir(TorchWeightsContract) if name.startswith("test_")]
-
-
-@pytest.mark.parametrize("test", CONTRACT)
+@pytest.mark.parametrize("test", contract.CONTRACT)
 def test_it_keeps_the_contract_of_readers(test: str, saved: Saved, tmp_path: Path) -> None:
     made = gguf_folders.make(saved("qwen3_moe"), tmp_path)
-
-    class On(TorchWeightsContract):
-        checkpoint = Checkpoint("m", made.folder)
-
-        def make(self) -> QuantizedReader:
-            return QuantizedReader(self.files())
-
-        def reference(self) -> Any:
-            return made.values
-
-    getattr(On(), test)()
+    contract.check(test, made)
 
 
 # Bad input.

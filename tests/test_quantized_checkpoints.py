@@ -20,14 +20,19 @@ from vlmkit.kit.checkpoint import Checkpoint
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
-from quantized_checkpoints import awq, bitsandbytes, compressed, folders, gptq  # noqa: E402 - they need torch
+from quantized_checkpoints import (  # noqa: E402 - they need torch
+    awq,
+    bitsandbytes,
+    compressed,
+    contract,
+    folders,
+    gptq,
+)
 from quantized_checkpoints.folders import Quantized, Tensors  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
-from vlmkit_torch.loading.own_readers import QuantizedReader  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.settings import ComputeSettings  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
-from vlmkit_torch.testing import TorchWeightsContract  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
@@ -285,26 +290,13 @@ def test_the_log_says_how_much_memory_expanded_weights_take(
     assert record.levelname == level
 
 
-CONTRACT = [name for name in dir(TorchWeightsContract) if name.startswith("test_")]
-
-
-@pytest.mark.parametrize("test", CONTRACT)
+@pytest.mark.parametrize("test", contract.CONTRACT)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_format_keeps_the_contract_of_readers(
     method: str, test: str, saved: Saved, tmp_path: Path
 ) -> None:
     made = METHODS[method](saved("llama"), tmp_path)
-
-    class On(TorchWeightsContract):
-        checkpoint = Checkpoint("m", made.folder)
-
-        def make(self) -> QuantizedReader:
-            return QuantizedReader(self.files())
-
-        def reference(self) -> Any:
-            return made.values
-
-    getattr(On(), test)()
+    contract.check(test, made)
 
 
 # Bad input.

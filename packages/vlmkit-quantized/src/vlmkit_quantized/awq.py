@@ -24,7 +24,7 @@ from vlmkit_quantized.layers import (
     require_types,
 )
 from vlmkit_quantized.packing import Codes
-from vlmkit_quantized.stated import Stated, one_of
+from vlmkit_quantized.stated import Stated, check_group_size, one_of
 from vlmkit_quantized.stored import StoredArray, StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
@@ -62,8 +62,7 @@ def config_of(fields: Mapping[str, Any]) -> AwqConfig:
     one_of(stated.word("version", "format") or "gemm", ("gemm",), "the layout")
     one_of(stated.integer("bits", "w_bit"), (BITS,), "weights of bits")
     size = stated.integer("group_size", "q_group_size")
-    if size != -1 and size <= 0:
-        raise FormatError(f"its quantization has groups of {size} weights")
+    check_group_size(size)
     return AwqConfig(size, stated.flag("zero_point", default=True))
 
 

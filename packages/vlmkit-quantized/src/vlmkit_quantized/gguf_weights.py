@@ -117,7 +117,7 @@ def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor
     """
     path = file_of(checkpoint)
     if path is None:
-        raise FormatError("has no GGUF file, or several")
+        raise FormatError("its folder has no GGUF file, or several")
     config, model_type = checkpoint.config, checkpoint.model_type
     if (family := FAMILIES.get(model_type)) is None:
         raise FormatError(

@@ -24,7 +24,7 @@ from vlmkit_quantized.layers import (
     require_types,
 )
 from vlmkit_quantized.packing import unpack_words
-from vlmkit_quantized.stated import Stated, one_of
+from vlmkit_quantized.stated import Stated, check_group_size, one_of
 from vlmkit_quantized.stored import StoredArrays
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
@@ -75,8 +75,7 @@ def config_of(fields: Mapping[str, Any]) -> GptqConfig:
     sizes = _sizes(stated)
     for bits, size in sizes:
         one_of(bits, BITS, "weights of bits")
-        if size != -1 and size <= 0:
-            raise FormatError(f"its quantization has groups of {size} weights")
+        check_group_size(size)
     meta = stated.get("meta")
     quantizers = meta.get("quantizer") if isinstance(meta, Mapping) else None
     return GptqConfig(

@@ -85,3 +85,13 @@ def one_of(value: Any, allowed: Collection[Any], what: str) -> None:
     if value not in allowed:
         listed = ", ".join(map(str, allowed))
         raise FormatError(f"its quantization has {what} {value!r}, and supported are {listed}")
+
+
+def check_group_size(size: int) -> None:
+    """Require a number of columns in a group; -1 is a row.
+
+    Raises:
+        FormatError: it is neither.
+    """
+    if size != -1 and size <= 0:
+        raise FormatError(f"its quantization has groups of {size} weights")
