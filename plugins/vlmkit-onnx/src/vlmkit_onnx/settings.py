@@ -33,8 +33,8 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         device: ``auto`` is the CPU; ``cuda`` or ``cuda:1`` needs a graph in half precision.
-        num_threads: CPU threads of one computation; None takes one for each core,
-            and 1,024 are the most.
+        num_threads: CPU threads of one computation, at most 1,024; None takes one for each core,
+            and a single one for a graph with weights under 4 MiB.
         variant: which files of an onnx-community folder to take, such as ``q4`` or ``fp16``; None
             takes what runs best here.
     """

@@ -36,7 +36,7 @@ def check_decoder(decoder: Decoder, file: Path, settings: EngineSettings, *, cla
     Raises:
         CheckpointError: the graph fails, or its logits depend on how tokens are split.
     """
-    facts = [file.name, repr(settings), str(num_threads(settings)), str(claims), _sources()]
+    facts = [file.name, repr(settings), str(num_threads(file, settings)), str(claims), _sources()]
     note = selfcheck_records.record_path(file.parent, "decoder-trials", facts)
     known = selfcheck_records.read(note)
     if known in (INVARIANT, VARIANT):
