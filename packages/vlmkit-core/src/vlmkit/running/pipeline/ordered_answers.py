@@ -1,7 +1,9 @@
 """Answers many requests to one runner: results in the order of the requests, and a full engine.
 
 Requests are read only when the engine can use them. The scheduler has another one waiting for each
-that runs, so that a free slot is filled at once. It does not know how a request is made.
+that runs, so that a free slot is filled at once. Each request in progress has a thread, which waits
+for its answer; an event loop would change threads three times for each request. It does not know
+how a request is made.
 """
 
 import asyncio
@@ -13,18 +15,14 @@ from collections.abc import (
     Callable,
     Generator,
     Iterable,
-    Iterator,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from vlmkit.errors import EngineFailed, OutOfMemory, QueueFull, VlmkitError
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit.running.pipeline.ordered_tasks import OrderedTasks
-from vlmkit.running.prompting.request_workers import drop_late_result
 from vlmkit.types.completion import Completion
 from vlmkit.types.request import Request
 
@@ -56,13 +54,16 @@ class OrderedAnswers(Generic[T]):
         self._runner = runner
         self._make = make
         self._submit = submit
+        num_concurrent = REQUESTS_PER_SLOT * runner.facts.limits.max_sequences
+        self._threads = ThreadPoolExecutor(num_concurrent, "vlmkit-answers")
         # The engine loop needs a processor, too.
-        num_threads = max(1, runner.facts.bounds.num_workers - 1)
-        self._workers = ThreadPoolExecutor(num_threads, "vlmkit-answers")
-        self._num_answering = 0
+        self._may_prepare = threading.Semaphore(max(1, runner.facts.bounds.num_workers - 1))
         self._tasks: OrderedTasks[Result] = OrderedTasks(
-            REQUESTS_PER_SLOT * runner.facts.limits.max_sequences, MAX_AHEAD_TOKENS, _num_tokens
+            num_concurrent, MAX_AHEAD_TOKENS, _num_tokens
         )
+        self._is_closed = threading.Event()
+        self._lock = threading.Lock()
+        self._streams: set[AnswerStream] = set()
 
     def results(self, items: Iterable[T]) -> Generator[Result, None, None]:
         """Yield the result of each item; this thread reads the items.
@@ -72,29 +73,26 @@ class OrderedAnswers(Generic[T]):
             Exception: the items raised it; the results of all items before come first.
         """
         iterator, is_open, problem = iter(items), True, None
-        with _event_loop() as event_loop:
-            news = threading.Event()
-            self._tasks.on_change(news.set)
-            try:
-                while is_open or self._tasks:
-                    news.clear()
-                    if self._tasks.is_first_done:
-                        yield self._tasks.take()
-                    elif is_open and self._tasks.has_room:
-                        try:
-                            item = next(iterator)
-                        except StopIteration:
-                            is_open = False
-                        except Exception as error:  # noqa: BLE001 - raised below
-                            is_open, problem = False, error
-                        else:
-                            self._tasks.add(
-                                asyncio.run_coroutine_threadsafe(self._answer(item), event_loop)
-                            )
+        news = threading.Event()
+        self._tasks.on_change(news.set)
+        try:
+            while is_open or self._tasks:
+                news.clear()
+                if self._tasks.is_first_done:
+                    yield self._tasks.take()
+                elif is_open and self._tasks.has_room:
+                    try:
+                        item = next(iterator)
+                    except StopIteration:
+                        is_open = False
+                    except Exception as error:  # noqa: BLE001 - raised below
+                        is_open, problem = False, error
                     else:
-                        news.wait()
-            finally:
-                self._close()
+                        self._tasks.add(self._threads.submit(self._answer, item))
+                else:
+                    news.wait()
+        finally:
+            self._close()
         if problem is not None:
             raise problem
 
@@ -116,94 +114,80 @@ class OrderedAnswers(Generic[T]):
     async def _read(self, items: Iterable[T] | AsyncIterable[T]) -> None:
         """Start a request for each item, when there is room."""
         async for item in _each(items):
-            self._tasks.start(self._answer(item))
+            self._tasks.add(asyncio.wrap_future(self._threads.submit(self._answer, item)))
             await self._tasks.wait_for(lambda: self._tasks.has_room)
 
     def _close(self) -> None:
         """Abort the requests in progress."""
+        with self._lock:
+            self._is_closed.set()
+            streams = list(self._streams)
         self._tasks.cancel()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for stream in streams:
+            stream.abort()
 
-    async def _answer(self, item: T) -> Result:
+    # In the thread of a request.
+
+    def _answer(self, item: T) -> Result:
         """Return the answer to an item, or its error.
 
         Raises:
             EngineFailed: no further request can be answered.
+            CancelledError: nobody waits for it any more.
         """
         try:
-            stream = await self._started(item)
-            self._num_answering += 1
+            stream = self._started(item)
             try:
-                return await stream.aresult()
-            except BaseException:
-                stream.abort()
-                raise
+                return stream.result()
             finally:
-                self._num_answering -= 1
+                with self._lock:
+                    self._streams.discard(stream)
         except EngineFailed:
             raise
         except VlmkitError as error:
             return error
 
-    async def _started(self, item: T) -> AnswerStream:
+    def _started(self, item: T) -> AnswerStream:
         """Return the stream of a request, which waits for room.
 
         Raises:
             VlmkitError: it was refused.
+            CancelledError: nobody waits for it any more.
         """
-        made: list[Request] = []
-
-        def start() -> AnswerStream:
-            if not made:
-                made.append(self._make(item))
-            return self._submit(made[0])
-
+        request: Request | None = None
         while True:
             if not is_restarting(self._runner):
-                future = self._workers.submit(start)
                 try:
-                    return await asyncio.wrap_future(future)
-                except asyncio.CancelledError:
-                    future.add_done_callback(partial(drop_late_result, _abort))
-                    raise
+                    with self._may_prepare:
+                        self._raise_if_closed()
+                        request = request or self._make(item)
+                        return self._registered(self._submit(request))
                 except QueueFull:  # others use the same runner
                     pass
                 except OutOfMemory:
-                    if not self._num_answering:  # whose images would be freed
+                    if not self._streams:  # whose images would be freed
                         raise
-            await asyncio.sleep(RETRY_S)
+            self._is_closed.wait(RETRY_S)
 
+    def _registered(self, stream: AnswerStream) -> AnswerStream:
+        """Let :meth:`_close` abort a stream; abort it here if that has run."""
+        with self._lock:
+            if not self._is_closed.is_set():
+                self._streams.add(stream)
+                return stream
+        stream.abort()
+        raise CancelledError
 
-def _abort(stream: AnswerStream) -> None:
-    stream.abort()
+    def _raise_if_closed(self) -> None:
+        if self._is_closed.is_set():
+            raise CancelledError
 
 
 def _num_tokens(result: Result) -> int:
     if isinstance(result, VlmkitError):
         return 1
     return result.usage.prompt_tokens + result.usage.completion_tokens
-
-
-@contextmanager
-def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Yield the event loop of another thread; this one may have its own, as in a notebook."""
-    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def run_until_stopped() -> None:
-        stopped = asyncio.Event()
-        started.set_result((asyncio.get_running_loop(), stopped))
-        await stopped.wait()
-
-    thread = threading.Thread(
-        target=lambda: asyncio.run(run_until_stopped()), name="vlmkit-answers", daemon=True
-    )
-    thread.start()
-    event_loop, stopped = started.result()
-    try:
-        yield event_loop
-    finally:
-        event_loop.call_soon_threadsafe(stopped.set)
-        thread.join()
 
 
 async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
