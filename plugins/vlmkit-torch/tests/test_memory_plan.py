@@ -150,3 +150,12 @@ def test_attention_takes_no_matrix_of_all_scores() -> None:
     with peak_memory() as memory:
         torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
     assert memory.peak_bytes == heads.nbytes
+
+
+def test_products_with_experts_are_planned_in_every_precision() -> None:
+    rows, weights = torch.empty(6, 16, device=META), torch.empty(4, 16, 32, device=META)
+    ends = torch.empty(4, dtype=torch.int32, device=META)
+    with peak_memory() as memory:
+        made = torch._grouped_mm(rows, weights, offs=ends)
+    assert made.shape == (6, 32)
+    assert memory.peak_bytes == made.nbytes

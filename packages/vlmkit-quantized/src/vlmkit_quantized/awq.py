@@ -126,7 +126,7 @@ def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
         FormatError: the checkpoint is not supported.
     """
     return [
-        Outline(math.prod(parts["qweight"].shape) * IN_WORD, _tensors(name))
+        Outline(math.prod(parts["qweight"].shape) * IN_WORD, _tensors(name), BITS)
         for name, parts in _layers(stored, config_of(fields), fields)
     ]
 

@@ -121,9 +121,9 @@ def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
         FormatError: the checkpoint is not supported.
     """
     four, eight = _layers(stored, fields)
-    of_four = [Outline(2 * layer.num_bytes, layer.tensors) for layer in four]
+    of_four = [Outline(2 * layer.num_bytes, layer.tensors, 4) for layer in four]
     of_eight = [
-        Outline(math.prod(parts["weight"].shape), _tensors(name, parts))
+        Outline(math.prod(parts["weight"].shape), _tensors(name, parts), 8)
         for name, parts in eight.items()
     ]
     return of_four + of_eight

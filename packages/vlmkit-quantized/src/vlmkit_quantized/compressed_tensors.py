@@ -212,7 +212,7 @@ def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
         matching = _matching(name, parts, schemes, None)
         fewest_bits = min(scheme.bits for scheme in matching)
         num_bits = math.prod(parts[matching[0].part].shape) * _BITS[matching[0].dtype]
-        found.append(Outline(num_bits // fewest_bits, _tensors(name, parts)))
+        found.append(Outline(num_bits // fewest_bits, _tensors(name, parts), fewest_bits))
     return found
 
 

@@ -3,7 +3,6 @@
 A row of ``FORMATS`` per format. Errors name the checkpoint and the layer.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gguf_weights, gptq
+from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gguf_weights, gptq, summary
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_weights import GgufWeight
 from vlmkit_quantized.layers import Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
+from vlmkit_quantized.summary import Summary
 from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
 
 _HEAD = re.compile(r"(^|\.)lm_head\.(?!(weight|bias)$)")
@@ -42,6 +42,9 @@ FORMATS: Mapping[str, Format] = {
     gptq.METHOD: Format(gptq.outlines, gptq.weights),
 }
 """The formats, by the ``quant_method`` of ``quantization_config``."""
+
+FLOATS = frozenset({"fp8", "mxfp8", "mxfp4"})
+"""Methods whose weights are 8-bit or 4-bit floats, which transformers reads."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     """
     try:
         if is_gguf(checkpoint):
-            gguf_weights.num_weights(checkpoint)
+            gguf_weights.summary_of(checkpoint)
             return None
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
@@ -153,23 +156,31 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     return None
 
 
-def num_weights(checkpoint: Checkpoint) -> int:
-    """Return the number of weights of the plain model, by headers.
+def summary_of(checkpoint: Checkpoint) -> Summary:
+    """Return how many weights the plain model has and which are quantized, by headers.
+
+    Covers 8-bit and 4-bit floats, too, which transformers reads.
 
     Raises:
         CheckpointError: they are not supported, or contradict ``quantization_config``.
     """
+    return checkpoint.once("vlmkit_quantized.summary", lambda: _summarize(checkpoint))
+
+
+def _summarize(checkpoint: Checkpoint) -> Summary:
+    fields = checkpoint.config.get("quantization_config")
+    method = fields.get("quant_method") if isinstance(fields, Mapping) else None
     try:
         if is_gguf(checkpoint):
-            return gguf_weights.num_weights(checkpoint)
-        found, fields = _format_of(checkpoint)
+            return gguf_weights.summary_of(checkpoint)
         stored = StoredArrays(checkpoint)
-        listed = found.outlines(stored, fields)
+        if isinstance(fields, Mapping) and method in FLOATS:
+            return summary.of_layers(method, stored, fields, summary.float_outlines(stored))
+        found, fields = _format_of(checkpoint)
+        method = method or bitsandbytes.METHOD  # as its first versions wrote it
+        return summary.of_layers(method, stored, fields, found.outlines(stored, fields))
     except FormatError as error:
         raise error.of(checkpoint) from error
-    used = {name for outline in listed for name in outline.tensors}
-    plain = sum(math.prod(array.shape) for name, array in stored.items() if name not in used)
-    return plain + sum(outline.num_weights for outline in listed)
 
 
 def weights(checkpoint: Checkpoint) -> Mapping[str, ReadWeight | ReadTensor]:

@@ -162,8 +162,12 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
 
 
-def read_header(path: Path) -> GgufFile:
+def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
     """Return the metadata of a file, and where its tensors are.
+
+    Args:
+        path: the file.
+        has_texts: whether arrays of texts are among the fields; a vocabulary takes memory.
 
     Raises:
         FormatError: it is no GGUF file, contradicts itself, is too large in its header, or has
@@ -171,7 +175,7 @@ def read_header(path: Path) -> GgufFile:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        reader = _Reader(file, path)
+        reader = _Reader(file, path, has_texts=has_texts)
         if reader.take(len(MAGIC)) != MAGIC:
             raise reader.error("is no GGUF file")
         version = reader.number("<I")
@@ -180,6 +184,7 @@ def read_header(path: Path) -> GgufFile:
             raise reader.error(f"is a GGUF file that is {what}, which is not supported")
         num_tensors, num_fields = reader.count(), reader.count()
         fields = _unique(reader, "field", num_fields, lambda: reader.value(reader.number("<I")))
+        fields = {name: value for name, value in fields.items() if value is not None}
         if fields.get("split.count", 1) not in (0, 1):
             raise reader.error("is one of several parts, which are not supported: merge them")
         listed = _unique(reader, "tensor", num_tensors, reader.tensor)
@@ -192,10 +197,11 @@ def read_header(path: Path) -> GgufFile:
 class _Reader:
     """Reads numbers and texts from the beginning of a file, up to a limit."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, path: Path, *, has_texts: bool) -> None:
         self.path = path
         self.num_bytes = path.stat().st_size
         self._file = file
+        self._has_texts = has_texts
         self._left = min(MAX_HEADER_BYTES, self.num_bytes)
         self._strings_left = MAX_STRINGS
 
@@ -231,7 +237,7 @@ class _Reader:
             raise self.error("has a name that is no text") from error
 
     def value(self, kind: int) -> Any:
-        """Return the value of a field."""
+        """Return the value of a field; None if it is skipped."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -241,12 +247,16 @@ class _Reader:
         number = np.frombuffer(self.take(np.dtype(dtype).itemsize), dtype)[0].item()
         return bool(number) if kind == BOOL else number
 
-    def _array(self, kind: int, num: int) -> list[str] | NDArray[Any]:
+    def _array(self, kind: int, num: int) -> list[str] | NDArray[Any] | None:
         if kind == STRING:
             self._strings_left -= num
             if self._strings_left < 0:
                 raise self.error(f"has more than {MAX_STRINGS} texts in its fields")
-            return [self.text() for _ in range(num)]
+            if self._has_texts:
+                return [self.text() for _ in range(num)]
+            for _ in range(num):
+                self.take(self.number("<Q"))
+            return None
         if kind == ARRAY:
             raise self.error("has a field that is an array of arrays, which is not supported")
         if (dtype := NUMBERS.get(kind)) is None:

@@ -15,10 +15,12 @@ import numpy as np
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_quantized import summary
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_file import GgufFile, GgufTensor, read_header
 from vlmkit_quantized.gguf_names import FAMILIES, UNUSED, Family, PlainTensor, Sizes, plain_tensors
 from vlmkit_quantized.stored import Floats
+from vlmkit_quantized.summary import Summary
 
 METHOD = "gguf"
 STATED = {
@@ -82,14 +84,13 @@ def file_of(checkpoint: Checkpoint) -> Path | None:
     return weight_files.gguf_file(checkpoint)
 
 
-def num_weights(checkpoint: Checkpoint) -> int:
-    """Return the number of weights, by ``config.json`` and the header of the file.
+def summary_of(checkpoint: Checkpoint) -> Summary:
+    """Return which weights are quantized, by ``config.json`` and the header of the file.
 
     Raises:
         FormatError: they contradict each other, or are not supported.
     """
-    _, found = _matched(checkpoint)
-    return sum(math.prod(plain.shape) for plain in found.values())
+    return summary.of_gguf(*_matched(checkpoint))
 
 
 def weights(checkpoint: Checkpoint) -> Iterator[GgufWeight]:
@@ -110,7 +111,16 @@ def weights(checkpoint: Checkpoint) -> Iterator[GgufWeight]:
 
 
 def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor]]:
-    """Return the file, and what each of its tensors is.
+    """Return the file, and what each of its tensors is; read the header once for a checkpoint.
+
+    Raises:
+        FormatError: the file contradicts ``config.json``, or is not supported.
+    """
+    return checkpoint.once("vlmkit_quantized.gguf", lambda: _match(checkpoint))
+
+
+def _match(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor]]:
+    """Return the same from the file.
 
     Raises:
         FormatError: the file contradicts ``config.json``, or is not supported.
@@ -130,7 +140,7 @@ def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor
         )
     sizes = Sizes(config, family)
     try:
-        file = read_header(path)
+        file = read_header(path, has_texts=False)
     except OSError as error:
         raise FormatError(
             f"its GGUF file {path.name!r} cannot be read: {error.strerror}"

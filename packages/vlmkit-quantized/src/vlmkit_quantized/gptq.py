@@ -279,7 +279,7 @@ def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
         FormatError: the checkpoint is not supported.
     """
     layers = layers_of(stored, config_of(fields))
-    return [Outline(layer.rows * layer.columns, layer.tensors) for layer in layers]
+    return [Outline(layer.rows * layer.columns, layer.tensors, layer.bits) for layer in layers]
 
 
 def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[QuantizedWeight]:

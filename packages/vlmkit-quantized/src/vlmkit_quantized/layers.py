@@ -23,10 +23,12 @@ class Outline:
     Attributes:
         num_weights: numbers of the plain weight; where headers leave it open, the most that fit.
         tensors: the names of the tensors that it consists of.
+        bits: of a weight; where headers leave it open, the fewest that fit.
     """
 
     num_weights: int
     tensors: tuple[str, ...]
+    bits: int
 
 
 MATRIX_AXES = 2

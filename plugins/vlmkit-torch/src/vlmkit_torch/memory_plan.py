@@ -132,10 +132,12 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
         model = auto.from_config(copy.deepcopy(config), dtype=dtype).eval()
     tensors = [*model.parameters(), *model.buffers()]
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    name = str(dtype).removeprefix("torch.")
     if reader is not None:
-        num_bytes = sizing.weight_bytes(context.files, str(dtype).removeprefix("torch."))
+        num_bytes = sizing.weight_bytes(context.files, name)
     num = sum(weight.numel() for weight in model.parameters())
-    detail = f"{str(dtype).removeprefix('torch.')}, {num:,} parameters"
+    own = sizing.expansion(context.files, name) if reader is not None and reader.is_own else ""
+    detail = ", ".join(filter(None, (name, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
     return model, device, weights, cache_bytes
 

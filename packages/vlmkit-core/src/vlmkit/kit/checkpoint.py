@@ -5,14 +5,16 @@ Downloads nothing (model sources do) and never reads weights (engines do).
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit import content
 
+T = TypeVar("T")
 FETCH_AGAIN = "fetch it again"
 MAX_JSON_BYTES = 64 * 2**20  # a tokenizer.json of a 256k vocabulary is about 35 MB
 
@@ -71,6 +73,20 @@ class Checkpoint:
             )
         return content
 
+    def once(self, key: str, find: Callable[[], T]) -> T:
+        """Return what a function finds in the files; call it at the first time only.
+
+        Copies of the checkpoint do not know what it found. An error is not kept.
+
+        Args:
+            key: what it finds, with the name of the distribution in front.
+            find: finds it.
+        """
+        if key not in self._found:
+            self._found[key] = find()
+        found: T = self._found[key]
+        return found
+
     def _read(self, file: str, absent: Any) -> Any:
         path = self.path / file
         if not path.is_file():
@@ -83,6 +99,14 @@ class Checkpoint:
             raise CheckpointError(
                 f"{file!r} of model {self.name!r} is not valid JSON", hint=FETCH_AGAIN
             ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs, which is not what was found here."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _found(self) -> dict[str, Any]:
+        return {}
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) 
 def _num_stored(checkpoint: Checkpoint) -> int:
     """Return the number of elements in the files."""
     if quantization.method_of(checkpoint) == quantization.GGUF:
-        return formats.num_weights(checkpoint)
+        return formats.summary_of(checkpoint).num_weights
     return safetensors_header.weights_of(checkpoint).num_parameters
 
 

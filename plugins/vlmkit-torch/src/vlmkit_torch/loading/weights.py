@@ -93,8 +93,12 @@ def examine(context: BuildContext) -> str:
     reader = reader_of(context, sizing.settings_of(context).weights)
     config, device, dtype, _ = load_plan(context, reader)
     auto_class(context.files, config)
-    found = [str(dtype).removeprefix("torch."), str(device)]
-    return ", ".join([*found, reader.who] if reader is not None else found)
+    name = str(dtype).removeprefix("torch.")
+    found = [name, str(device)]
+    if reader is not None:
+        own = sizing.expansion(context.files, name) if reader.is_own else ""
+        found += filter(None, [reader.who, own])
+    return ", ".join(found)
 
 
 def examine_encoder(context: BuildContext) -> str:

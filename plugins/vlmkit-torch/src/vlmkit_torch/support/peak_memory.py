@@ -16,6 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 META = torch.device("meta")
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
+OF_EXPERTS = tuple(
+    getattr(module, name)
+    for module, name in ((torch, "_grouped_mm"), (torch.nn.functional, "grouped_mm"))
+    if hasattr(module, name)
+)
 QKV = ("query", "key", "value")
 ITEM = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - of Tensor.item
 TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 - of Tensor.to
@@ -28,12 +33,15 @@ INDEX = torch.ops.aten.index.Tensor
 @contextmanager
 def peak_memory() -> "Iterator[PeakMemory]":
     """Yield what tracks the computations of this context."""
-    with FusedAttention(), PeakMemory() as memory:
+    with DeviceKernels(), PeakMemory() as memory:
         yield memory
 
 
-class FusedAttention(TorchFunctionMode):
-    """Computes attention as the kernels of devices do: without a matrix of all scores."""
+class DeviceKernels(TorchFunctionMode):
+    """Computes attention as the kernels of devices do: without a matrix of all scores.
+
+    Also products with the weights of experts, which ``meta`` has for bfloat16 alone.
+    """
 
     def __torch_function__(
         self,
@@ -42,8 +50,10 @@ class FusedAttention(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run a function; of attention, return a tensor of its shape."""
+        """Run a function; of attention and experts, return a tensor of its shape."""
         kwargs = kwargs or {}
+        if function in OF_EXPERTS and args[0].is_meta:
+            return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if function is not ATTENTION:
             return function(*args, **kwargs)
         query, _, value = (args + tuple(kwargs.get(name) for name in QKV[len(args) :]))[:3]

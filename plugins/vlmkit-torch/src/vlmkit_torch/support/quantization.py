@@ -7,7 +7,7 @@ with their own packages.
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
@@ -15,6 +15,9 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit_torch.support import compressed_tensors
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
+
+if TYPE_CHECKING:
+    from vlmkit_quantized.summary import Summary
 
 EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
 """Methods whose weights are converted to plain ones when they are read."""
@@ -63,6 +66,20 @@ def method_of(checkpoint: Checkpoint) -> str | None:
     if checkpoint.has("quantize_config.json"):
         return "gptq"
     return "mlx" if isinstance(config.get("quantization"), Mapping) else None
+
+
+def summary_of(checkpoint: Checkpoint) -> "Summary | None":
+    """Return which weights are quantized; None if none is, or a package runs the layers.
+
+    Raises:
+        CheckpointError: they are not supported, or contradict ``quantization_config``.
+    """
+    method = method_of(checkpoint)
+    if method not in EXPANDED and not (method is not None and is_read_here(checkpoint)):
+        return None
+    from vlmkit_quantized import formats  # imports NumPy
+
+    return formats.summary_of(checkpoint)
 
 
 def objection(checkpoint: Checkpoint) -> Objection | None:

@@ -25,6 +25,7 @@ from vlmkit_torch.support import quantization
 log = logging.getLogger(__name__)
 
 GIB = 2**30
+MIB = 2**20
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 HALF = ("bfloat16", "float16")
 STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # names of safetensors
@@ -33,6 +34,7 @@ MUCH_BYTES = GIB  # more in memory than in files
 CACHE_BYTES = 4 * GIB  # if settings do not state it
 MIN_CACHE_BYTES = GIB // 8
 ACCELERATORS = tuple(map(Path, ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/kfd")))
+EXPANDING_BYTES = 8  # of a number while its weight is expanded: codes, float32 and a copy
 WORKING_BYTES = GIB // 2  # libraries, and activations of a step
 
 
@@ -101,7 +103,10 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     available = _available_bytes(checkpoint)
     if available is None or may_have_gpu():
         return None
-    need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + MIN_CACHE_BYTES
+    need = max(
+        weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + MIN_CACHE_BYTES,
+        loading_bytes(checkpoint, "bfloat16"),
+    )
     if need <= available:
         return None
     return Objection(
@@ -129,7 +134,7 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     needs = {}
     for name in names:
         own = weight_bytes(checkpoint, name) + WORKING_BYTES
-        needs[name] = own + (stated or MIN_CACHE_BYTES)
+        needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading_bytes(checkpoint, name))
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
             return CpuPlan(name, min(CACHE_BYTES, available - own))
@@ -161,16 +166,39 @@ def multiplies_bfloat16() -> bool:
 def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     """Return the bytes of a checkpoint's weights in memory.
 
-    A lower bound where a package expands quantized weights or runs layers with them.
+    A lower bound where a package runs layers with quantized weights.
     """
+    if (summary := quantization.summary_of(checkpoint)) is not None:
+        return summary.num_weights * ITEM_BYTES[dtype]
     stored = weights_of(checkpoint)
-    if quantization.is_read_here(checkpoint):
-        from vlmkit_quantized import formats  # imports NumPy
-
-        return formats.num_weights(checkpoint) * ITEM_BYTES[dtype]
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
     return stored.num_parameters * ITEM_BYTES[dtype]
+
+
+def loading_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+    """Return the most bytes that weights take while they are read.
+
+    The largest weight is expanded when all others are in memory already, at worst. Weights of
+    experts that transformers merges are there as parts and as a whole.
+    """
+    whole = weight_bytes(checkpoint, dtype)
+    if (summary := quantization.summary_of(checkpoint)) is None:
+        return whole
+    return whole + summary.largest * EXPANDING_BYTES + summary.largest_merged * ITEM_BYTES[dtype]
+
+
+def expansion(checkpoint: Checkpoint, dtype: str) -> str:
+    """Return how weights are quantized and what they take when expanded; empty if they are not."""
+    if (summary := quantization.summary_of(checkpoint)) is None:
+        return ""
+    whole = _size(weight_bytes(checkpoint, dtype))
+    peak = _size(loading_bytes(checkpoint, dtype))
+    return f"{summary}; expanded to {dtype}: {whole}, at most {peak} while they are read"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
 def file_bytes(checkpoint: Checkpoint) -> int:
