@@ -19,47 +19,104 @@ pytest.importorskip("vlmkit_torch")
 import gguf  # noqa: E402 - beside torch
 
 from parity import pipeline, runner  # noqa: E402
-from quantized_checkpoints import contract, folders, gguf_folders  # noqa: E402
+from quantized_checkpoints import (  # noqa: E402
+    contract,
+    folders,
+    gguf_families,
+    gguf_folders,
+)
+from quantized_checkpoints.gguf_families import FAMILIES  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE, Arrays  # noqa: E402
-from vlmkit_quantized import formats  # noqa: E402
+from vlmkit_quantized import formats, gguf_names  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 Saved = Callable[[str], Path]
+Source = Callable[..., Path]
 TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
 Q_PROJ = "blk.0.attn_q.weight"
 CASES = [
-    *((family, "Q8_0", False) for family in gguf_folders.ARCHITECTURES),
+    *((family, "Q8_0", False) for family in FAMILIES),
     ("llama", "Q4_0", True),
     ("qwen3_moe", "Q4_0", False),
     ("llama", "F16", False),
     ("qwen3_moe", "BF16", False),
 ]
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "head_dim": 64,
+}
+"""Rows of whole blocks of 256 weights."""
+K_QUANTS = [
+    ("llama", "Q4_K Q6_K"),  # as Q4_K_M mixes them
+    ("llama", "Q5_K"),
+    ("llama", "Q2_K Q3_K"),
+    ("llama", "IQ4_XS IQ4_NL"),
+    ("qwen3_moe", "Q4_K Q5_K Q6_K"),
+    ("olmo2", "Q3_K Q4_K"),
+    ("phi3", "Q4_K Q6_K IQ4_XS"),
+]
 
 
-@pytest.mark.parametrize(("family", "kind", "is_tied"), CASES)
-def test_answers_are_those_of_the_dequantized_weights(
-    family: str, kind: str, is_tied: bool, saved: Saved, tmp_path: Path
-) -> None:
-    made = gguf_folders.make(saved(family), tmp_path, kind, is_tied=is_tied)
-    asked = runner.requests(family)
-    answers = runner.expected(family, made.plain, asked, banned=())
+@pytest.fixture(scope="session")
+def source(saved: Saved, made_once: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that gives a checkpoint of a family that the converter knows."""
+
+    def made(family: str, *, is_wide: bool = False) -> Path:
+        values = WIDE if is_wide else {}
+        return made_once(
+            f"{'wide-' if is_wide else ''}gguf-{family}",
+            lambda folder: gguf_families.save(family, folder, saved("llama"), **values),
+        )
+
+    return made
+
+
+def assert_answers_are_equal(made: folders.Quantized) -> None:
+    """Compare answers of a GGUF file with those that transformers gives with dense weights."""
+    asked = runner.requests("llama")
+    answers = runner.expected("llama", made.plain, asked, banned=())
     with pipeline.load(made.folder) as served:
         streamed = pipeline.stream_all(served, asked)
 
     assert [[s.token_id for s in samples] for _, samples in streamed] == [
         answer.token_ids for answer in answers
     ]
+    assert len({tuple(answer.token_ids) for answer in answers}) > 1
+
+
+@pytest.mark.parametrize(("family", "kind", "is_tied"), CASES)
+def test_answers_are_those_of_the_dequantized_weights(
+    family: str, kind: str, is_tied: bool, source: Source, tmp_path: Path
+) -> None:
+    assert_answers_are_equal(gguf_folders.make(source(family), tmp_path, kind, is_tied=is_tied))
+
+
+@pytest.mark.parametrize(("family", "kinds"), K_QUANTS)
+def test_answers_of_super_blocks_are_those_of_the_dequantized_weights(
+    family: str, kinds: str, source: Source, tmp_path: Path
+) -> None:
+    made = gguf_folders.make(source(family, is_wide=True), tmp_path, kinds)
+    found = {tensor.tensor_type.name for tensor in gguf.GGUFReader(made.folder / FILE).tensors}
+    assert found == {*kinds.split(), "F32"}
+
+    assert_answers_are_equal(made)
+
+
+def test_every_supported_family_is_compared() -> None:
+    assert FAMILIES.keys() == gguf_names.FAMILIES.keys()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", gguf_folders.ARCHITECTURES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_exact_and_rounded_once(
-    family: str, dtype: str, saved: Saved, tmp_path: Path
+    family: str, dtype: str, source: Source, tmp_path: Path
 ) -> None:
-    made = gguf_folders.make(saved(family), tmp_path)
+    made = gguf_folders.make(source(family), tmp_path)
     found = {
         name: torch.from_numpy(weight.dense())
         for name, weight in formats.weights(Checkpoint("m", made.folder)).items()
@@ -106,7 +163,7 @@ def renamed(name: str, new: str) -> Callable[[Arrays], object]:
 FLAWS = {
     "another architecture": ({"architecture": "qwen2"}, {}, "has the architecture 'qwen2', and"),
     "an unknown architecture": ({"architecture": "mamba"}, {}, "has the architecture 'mamba', and"),
-    "an unknown family": ({}, {"model_type": "phi3"}, "not supported for the model_type 'phi3'"),
+    "an unknown family": ({}, {"model_type": "opt"}, "not supported for the model_type 'opt'"),
     "an absent tensor": ({"change": without(Q_PROJ)}, {}, f"has no tensor '{Q_PROJ}', which"),
     "no head": ({"change": without("output.weight")}, {}, "has no tensor 'output.weight', which"),
     "a second head": ({}, {"tie_word_embeddings": True}, "has a tensor 'output.weight', which is"),
@@ -179,11 +236,14 @@ def test_safetensors_beside_a_gguf_file_are_read(saved: Saved, tmp_path: Path) -
         pass
 
 
-NUM_MUTATED = 100
+NUM_MUTATED = 60
 
 
-def test_a_mutated_header_is_rejected_or_has_the_same_weights(saved: Saved, tmp_path: Path) -> None:
-    made = gguf_folders.make(saved("llama"), tmp_path / "original")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mutated_header_is_rejected_or_has_the_same_weights(
+    family: str, source: Source, tmp_path: Path
+) -> None:
+    made = gguf_folders.make(source(family), tmp_path / "original")
     content = (made.folder / FILE).read_bytes()
     tensors = gguf.GGUFReader(made.folder / FILE).tensors
     header = int(min(tensor.data_offset for tensor in tensors))

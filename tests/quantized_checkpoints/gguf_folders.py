@@ -1,5 +1,6 @@
 """Folders with one GGUF file, as llama.cpp's converter writes it, with the package ``gguf``."""
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,17 +14,26 @@ from transformers import AutoConfig
 
 from quantized_checkpoints import folders
 from quantized_checkpoints.folders import Quantized, Tensors
+from quantized_checkpoints.gguf_families import FAMILIES, LLAMA_LIKE, PLUS_ONE
 
 FILE = "model.gguf"
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-}
 EXPERT = re.compile(r"experts\.(\d+)\.")
+
+HALVES = {
+    "Q2_K": {80: 1.0, 82: 1.5},
+    "Q3_K": {108: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
+    "IQ4_NL": {0: 1.0},
+    "IQ4_XS": {0: 1.0},
+}
+"""The places of scales in blocks that the package cannot write, and their sizes.
+
+Random ones are made; offsets are so large that the mean of all values is zero.
+"""
+SPREAD = 0.08
+"""The standard deviation of their values."""
 
 Arrays = dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]]
 
@@ -42,12 +52,12 @@ def make(
     Args:
         source: the checkpoint.
         place: where the two folders are made, each called as the checkpoint's family.
-        kind: the type.
+        kind: the type; several in turn, with spaces between them.
         is_tied: whether the head is to be the embedding.
         change: changes the arrays of the file.
         fields: of the file, after the architecture; None removes one.
     """
-    family = source.name.removeprefix("one-")
+    family = source.name.rpartition("-")[2]
     folder, other = place / "quantized" / family, place / "plain" / family
     for made in (folder, other):
         shutil.copytree(source, made)
@@ -61,14 +71,20 @@ def make(
     plain = folders.tensors(source)
     if config.tie_word_embeddings or is_tied:
         plain.pop(is_head, None)
+    kinds = itertools.cycle(kind.split())
+    numbers = np.random.default_rng(0)
     for name, weight in sorted(plain.items(), key=_by_expert):
         array = weight.float().numpy()
-        type_ = gguf.GGMLQuantizationType[_type_of(array, kind)]
-        if family == "gemma3_text" and name.endswith("norm.weight"):
+        merged = EXPERT.sub("experts.", name)
+        kept = stored[merged][0].name if merged in stored else ""
+        named = kept or ("F32" if array.ndim == 1 else _type_of(array, next(kinds)))
+        type_ = gguf.GGMLQuantizationType[named]
+        if family in PLUS_ONE and name.endswith("norm.weight"):
             array = array + np.float32(1)
             values[name] = torch.from_numpy(array - np.float32(1))
         else:
-            array = gguf.quants.quantize(array, type_)
+            made = named in HALVES
+            array = random_blocks(array.shape, type_, numbers) if made else quantized(array, type_)
             values[name] = torch.from_numpy(gguf.quants.dequantize(array, type_).copy())
         for heads, part in _rotated(family, config):
             if part in name:
@@ -76,16 +92,36 @@ def make(
         stored.setdefault(EXPERT.sub("experts.", name), [type_]).append(array)
     arrays = dict(_named(family, config.num_hidden_layers, stored))
     change(arrays)
-    write(folder / FILE, ARCHITECTURES[family], _fields(config) | fields, arrays)
+    write(folder / FILE, FAMILIES[family].arch, _fields(config) | fields, arrays)
     folders.write(other, values)
     return Quantized(folder, other, values)
+
+
+def quantized(array: np.ndarray[Any, Any], type_: gguf.GGMLQuantizationType) -> Any:
+    """Return an array in a type that the package writes."""
+    return gguf.quants.quantize(array, type_)
+
+
+def random_blocks(
+    shape: tuple[int, ...], type_: gguf.GGMLQuantizationType, numbers: np.random.Generator
+) -> Any:
+    """Return random blocks whose values are as small as weights are."""
+    weights, octets = gguf.GGML_QUANT_SIZES[type_]
+    blocks = numbers.integers(0, 256, (*shape[:-1], shape[-1] // weights, octets), dtype=np.uint8)
+
+    def scale(by: float) -> Any:
+        for place, size in HALVES[type_.name].items():
+            half = np.float16(by * size).tobytes()
+            blocks[..., place : place + 2] = np.frombuffer(half, np.uint8)
+        return blocks.reshape(*shape[:-1], -1)
+
+    spread = float(gguf.quants.dequantize(scale(1.0), type_).std())
+    return scale(SPREAD / spread)
 
 
 def _type_of(array: np.ndarray[Any, Any], kind: str) -> str:
     """Return the type that the converter gives a weight: rows may not fill whole blocks."""
     size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    if array.ndim == 1:
-        return "F32"
     return "F16" if array.shape[-1] % size else kind
 
 
@@ -95,7 +131,7 @@ def _by_expert(item: tuple[str, Any]) -> tuple[str, int]:
 
 
 def _rotated(family: str, config: Any) -> list[tuple[int, str]]:
-    if ARCHITECTURES[family] != gguf.MODEL_ARCH.LLAMA:
+    if family not in LLAMA_LIKE:
         return []
     return [(config.num_attention_heads, ".q_proj."), (config.num_key_value_heads, ".k_proj.")]
 
@@ -113,7 +149,7 @@ def _in_pairs(rows: Any, heads: int) -> Any:
 
 
 def _named(family: str, num_layers: int, stored: dict[str, list[Any]]) -> Iterator[Any]:
-    names = gguf.get_tensor_name_map(ARCHITECTURES[family], num_layers)
+    names = gguf.get_tensor_name_map(FAMILIES[family].arch, num_layers)
     for name, (type_, *arrays) in stored.items():
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
@@ -123,6 +159,12 @@ def _named(family: str, num_layers: int, stored: dict[str, list[Any]]) -> Iterat
 def _fields(config: Any) -> dict[str, Any]:
     rope = config.rope_parameters
     theta = rope.get("rope_theta") or rope["full_attention"]["rope_theta"]
+    epsilon = next(
+        getattr(config, name)
+        for name in ("rms_norm_eps", "norm_epsilon", "layer_norm_eps", "norm_eps")
+        if hasattr(config, name)
+    )
+    is_rms = hasattr(config, "rms_norm_eps")
     return {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -130,7 +172,7 @@ def _fields(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"attention.layer_norm{'_rms' if is_rms else ''}_epsilon": float(epsilon),
         "rope.freq_base": float(theta),
         "vocab_size": config.vocab_size,
     }

@@ -154,6 +154,8 @@ HOSTILE = {
     r"shape \[4, 0\]": header(tensor("t", (0, 4)), tensors=1),
     "'t' that is not aligned": header(tensor("t", offset=4), tensors=1),
     "'u' that overlaps": header(tensor("t", (64,)), tensor("u", offset=32), tensors=2),
+    "a gap before its tensor 'u'": header(tensor("t"), tensor("u", offset=256), tensors=2),
+    "bytes behind its last tensor": header(tensor("t"), tensors=1),
     "ends within its tensor 't'": header(tensor("t", (2**20,)), tensors=1),
     "ends within its tensor 'v'": header(tensor("v", (2**63, 2**63, 2**63)), tensors=1),
 }

@@ -299,7 +299,10 @@ def _alignment(reader: _Reader, fields: Mapping[str, Any]) -> int:
 def _placed(
     reader: _Reader, listed: Mapping[str, Any], begin: int, alignment: int
 ) -> dict[str, GgufTensor]:
-    """Return the tensors with their places, which must be apart and in the file."""
+    """Return the tensors with their places: one behind the other, up to the end of the file.
+
+    A gap would show that the type of a tensor is another one.
+    """
     tensors = {
         name: GgufTensor(reader.path, begin + offset, kind, shape)
         for name, (kind, shape, offset) in listed.items()
@@ -310,7 +313,11 @@ def _placed(
             raise reader.error(f"has a tensor {name!r} that is not aligned")
         if tensor.begin < end:
             raise reader.error(f"has a tensor {name!r} that overlaps another one")
+        if tensor.begin - end >= alignment:
+            raise reader.error(f"has a gap before its tensor {name!r}")
         end = tensor.begin + tensor.num_bytes
         if end > reader.num_bytes:
             raise reader.error(f"ends within its tensor {name!r}")
+    if reader.num_bytes - end >= alignment and tensors:
+        raise reader.error("has bytes behind its last tensor")
     return tensors

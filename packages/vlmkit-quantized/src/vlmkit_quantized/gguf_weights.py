@@ -23,16 +23,26 @@ from vlmkit_quantized.stored import Floats
 from vlmkit_quantized.summary import Summary
 
 METHOD = "gguf"
-STATED = {
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "expert_used_count": "num_experts_per_tok",
-    "rope.freq_base": "rope_theta",
-}
+STATED = (
+    ("block_count", "num_hidden_layers"),
+    ("embedding_length", "hidden_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "norm_epsilon"),
+    ("attention.layer_norm_epsilon", "layer_norm_eps"),
+    ("attention.layer_norm_epsilon", "norm_eps"),
+    ("attention.scale", "attention_multiplier"),
+    ("attention.sliding_window", "sliding_window"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
+    ("logit_scale", "logit_scale"),
+    ("logit_scale", "logits_scaling"),
+    ("residual_scale", "residual_multiplier"),
+    ("rope.freq_base", "rope_theta"),
+)
 """Fields of a file that change answers, and those of ``config.json`` that must equal them."""
 CLOSE = 1e-6  # files have floats of 32 bits
 
@@ -67,7 +77,7 @@ class GgufWeight:
             FormatError: a scale is not finite.
         """
         try:
-            values = self._part().floats()
+            values = self._part().floats().reshape(self.shape)
         except FormatError as error:
             raise FormatError(error.problem, self.stored.removesuffix(".weight")) from error
         if heads := self.plain.num_heads:
@@ -161,7 +171,7 @@ def _check_fields(file: GgufFile, family: Family, config: Mapping[str, Any], nam
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     own = {**rope, **config} if isinstance(rope, Mapping) else config
-    for key, field in STATED.items():
+    for key, field in STATED:
         found, wanted = file.fields.get(f"{family.architecture}.{key}"), own.get(field)
         are_numbers = all(isinstance(each, int | float) for each in (found, wanted))
         if are_numbers and not math.isclose(found, wanted, rel_tol=CLOSE):  # type: ignore[arg-type]
@@ -178,7 +188,7 @@ def _check_tensors(file: GgufFile, expected: Mapping[str, PlainTensor], name: st
             raise FormatError(
                 f"its GGUF file {name!r} has no tensor {stored!r}, which its config.json calls for"
             )
-        if tensor.shape != plain.shape:
+        if _without_ones(tensor.shape) != _without_ones(plain.shape):
             raise FormatError(
                 f"its GGUF file {name!r} has a tensor {stored!r} of shape {list(tensor.shape)}, "
                 f"and its config.json calls for {list(plain.shape)}"
@@ -188,3 +198,8 @@ def _check_tensors(file: GgufFile, expected: Mapping[str, PlainTensor], name: st
             f"its GGUF file {name!r} has a tensor {unknown[0]!r}, which is unknown, or for "
             "which its config.json has no place"
         )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without axes of one number, which some versions of the converter drop."""
+    return tuple(size for size in shape if size != 1)
