@@ -352,8 +352,8 @@ def _of_experts(sizes: Sizes, of: Experts, layer: str) -> Iterator[tuple[str, Pl
     yield "ffn_gate_inp.weight", PlainTensor(f"{layer}.{of.router}.weight", router)
     for which, name in of.projections:
         plain = f"{layer}.experts.{{expert}}.{name}.weight"
-        shape = (sizes.experts, *_shape(sizes, which, sizes.inner))
-        yield f"ffn_{which}_exps.weight", PlainTensor(plain, shape)
+        whole = (sizes.experts, *_shape(sizes, which, sizes.inner))
+        yield f"ffn_{which}_exps.weight", PlainTensor(plain, whole)
     if not of.shared:
         return
     for which, name in of.projections:
