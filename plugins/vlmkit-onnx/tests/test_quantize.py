@@ -57,7 +57,7 @@ def test_block_weights_are_off_by_no_more_than_plain_rounding(
     size: tuple[int, int, bool, int], bits: int
 ) -> None:
     linear, _ = _linear(size)
-    weight = BlockLinear(linear, bits)._weight(slice(None))
+    weight = BlockLinear.rounded(linear, bits)._weight(slice(None))
     assert weight.shape == linear.weight.shape
     steps = (1 << bits) - 1
     blocks = torch.split(linear.weight, BLOCKS[bits], 1), torch.split(weight, BLOCKS[bits], 1)
@@ -74,7 +74,7 @@ def test_block_weights_are_nearer_than_with_a_scale_alone(bits: int, bound: floa
     random = torch.Generator().manual_seed(0)
     linear = nn.Linear(1024, 64, bias=False).requires_grad_(requires_grad=False)
     linear.weight.copy_(torch.randn(64, 1024, generator=random))
-    off = BlockLinear(linear, bits)._weight(slice(None)) - linear.weight
+    off = BlockLinear.rounded(linear, bits)._weight(slice(None)) - linear.weight
     assert off.norm() / linear.weight.norm() < bound
 
 
@@ -89,14 +89,15 @@ def test_block_weights_that_are_multiples_of_the_scale_are_exact(
     block = BLOCKS[bits]
     steps[:, 0::block], steps[:, 1::block] = -middle, middle - 1
     linear.weight.copy_(steps / 64)
-    kept = BlockLinear(linear, bits)._weight(slice(None))
+    kept = BlockLinear.rounded(linear, bits)._weight(slice(None))
     assert torch.allclose(kept, linear.weight, rtol=1e-6, atol=0)
 
 
 def test_layers_of_zeros_return_their_bias() -> None:
     linear = nn.Linear(40, 3).requires_grad_(requires_grad=False)
     linear.weight.zero_()
-    for layer in (TokenLinear(linear), BlockLinear(linear, 4), BlockLinear(linear, 8)):
+    rounded = BlockLinear.rounded
+    for layer in (TokenLinear(linear), rounded(linear, 4), rounded(linear, 8)):
         for inputs in (torch.zeros(2, 40), torch.ones(2, 40)):
             assert torch.equal(layer(inputs), linear.bias.expand(2, 3))
 
@@ -109,4 +110,6 @@ def test_layers_are_quantized_from_half_precision_too(dtype: torch.dtype) -> Non
     whole.bias.copy_(linear.bias)
     inputs = torch.ones(1, 64)
     assert torch.equal(TokenLinear(linear)(inputs), TokenLinear(whole)(inputs))
-    assert torch.equal(BlockLinear(linear, 4)(inputs), BlockLinear(whole, 4)(inputs))
+    assert torch.equal(
+        BlockLinear.rounded(linear, 4)(inputs), BlockLinear.rounded(whole, 4)(inputs)
+    )

@@ -26,7 +26,7 @@ from vlmkit_quantized.layers import (
 from vlmkit_quantized.packing import Codes
 from vlmkit_quantized.stated import Stated, check_group_size, one_of
 from vlmkit_quantized.stored import StoredArray, StoredArrays
-from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+from vlmkit_quantized.weight import Layout, QuantizedLinear, QuantizedWeight
 
 METHOD = "awq"
 BITS = 4
@@ -148,5 +148,6 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
             name=f"{name}.weight",
             shape=(words * IN_WORD, columns),
             tensors=_tensors(name),
+            layout=Layout(BITS, columns if config.group_size == -1 else config.group_size),
             read=partial(read, parts, config),
         )

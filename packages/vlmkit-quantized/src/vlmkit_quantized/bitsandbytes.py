@@ -25,7 +25,7 @@ from vlmkit_quantized.layers import Outline, Parts, check_plain, require_types
 from vlmkit_quantized.packing import halves
 from vlmkit_quantized.stated import MAX_INTEGER, Stated
 from vlmkit_quantized.stored import Floats, StoredArray, StoredArrays
-from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+from vlmkit_quantized.weight import FLOAT_CODES, Layout, QuantizedLinear, QuantizedWeight
 
 METHOD = "bitsandbytes"
 PLAIN = "llm_int8_skip_modules"
@@ -143,6 +143,7 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
             name=f"{layer.name}.weight",
             shape=state.shape,
             tensors=layer.tensors,
+            layout=Layout(4, state.blocksize, FLOAT_CODES),
             read=partial(_read_four, layer, state),
         )
     for name, parts in eight.items():
@@ -151,6 +152,7 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
             name=f"{name}.weight",
             shape=(rows, columns),
             tensors=_tensors(name, parts),
+            layout=Layout(BITS, columns, "a scale of all weights"),
             read=partial(_read_eight, parts),
         )
 

@@ -30,7 +30,7 @@ from vlmkit_quantized.layers import (
 from vlmkit_quantized.packing import Codes, halves, unpack_words
 from vlmkit_quantized.stated import MAX_INTEGER, Stated, one_of
 from vlmkit_quantized.stored import FLOATS, Floats, StoredArrays
-from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+from vlmkit_quantized.weight import ANY_ORDER, FLOAT_CODES, Layout, QuantizedLinear, QuantizedWeight
 
 METHOD = "compressed-tensors"
 PLAIN = "ignore"
@@ -233,8 +233,16 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
             name=f"{name}.weight",
             shape=shape,
             tensors=_tensors(name, parts),
+            layout=_layout(parts, scheme, shape[1]),
             read=partial(_read, parts, scheme, shape),
         )
+
+
+def _layout(parts: Parts, scheme: Scheme, columns: int) -> Layout:
+    width = scheme.group_size or scheme.block[1] or columns
+    is_ordered = "weight_g_idx" in parts and width < columns
+    beyond = FLOAT_CODES if scheme.is_float else ANY_ORDER if is_ordered else ""
+    return Layout(scheme.bits, width, beyond)
 
 
 def _tensors(name: str, parts: Parts) -> tuple[str, ...]:

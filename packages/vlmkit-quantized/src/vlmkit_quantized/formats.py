@@ -17,7 +17,7 @@ from vlmkit_quantized.gguf_weights import GgufWeight
 from vlmkit_quantized.layers import Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.summary import Summary
-from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+from vlmkit_quantized.weight import Layout, QuantizedLinear, QuantizedWeight
 
 _HEAD = re.compile(r"(^|\.)lm_head\.(?!(weight|bias)$)")
 
@@ -69,6 +69,11 @@ class ReadWeight:
         """The names of the tensors in the files that it consists of."""
         return self.stored.tensors
 
+    @property
+    def layout(self) -> Layout:
+        """The form of the weight, before its numbers are read."""
+        return self.stored.layout
+
     def packed(self) -> QuantizedLinear:
         """Return the weight in its quantized form; reads it and keeps nothing.
 
@@ -111,6 +116,22 @@ class ReadTensor:
     def tensors(self) -> tuple[str, ...]:
         """The names of its tensors in safetensors files, which are none."""
         return ()
+
+    @property
+    def layout(self) -> Layout | None:
+        """The form of the weight; None if it is plain."""
+        return self.stored.layout
+
+    def packed(self) -> QuantizedLinear:
+        """Return the weight in its quantized form; it must have a layout.
+
+        Raises:
+            CheckpointError: its scales are not finite.
+        """
+        try:
+            return self.stored.packed()
+        except FormatError as error:
+            raise error.of(self.checkpoint) from error
 
     def dense(self) -> Floats:
         """Return the values in float32; see :meth:`.GgufWeight.dense`.

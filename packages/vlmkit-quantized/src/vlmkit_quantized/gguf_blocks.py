@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlmkit_quantized.packing import Codes, halves
 from vlmkit_quantized.stored import Floats
-from vlmkit_quantized.weight import QuantizedLinear
+from vlmkit_quantized.weight import FLOAT_CODES, Layout, QuantizedLinear
 
 Octets: TypeAlias = NDArray[np.uint8]
 """Blocks, of shape ``[num_blocks, num_bytes]``."""
@@ -36,6 +36,8 @@ class BlockFormat:
         bits: of a code.
         unpack: returns codes, scales and offsets of blocks.
         zero_point: the code of zero, before offsets are added.
+        group_size: weights that share a scale.
+        has_offsets: whether groups have offsets.
         levels: the value of each code, if codes stand for floats.
     """
 
@@ -45,6 +47,14 @@ class BlockFormat:
     unpack: Callable[[Octets], Unpacked]
     zero_point: int = 0
     levels: tuple[int, ...] | None = None
+    group_size: int = 32
+    has_offsets: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """The form of a weight of such blocks."""
+        beyond = FLOAT_CODES if self.levels else "offsets of groups" if self.has_offsets else ""
+        return Layout(self.bits, self.group_size, beyond)
 
     def linear(self, octets: NDArray[np.uint8]) -> QuantizedLinear:
         """Return the weight that the blocks of some rows hold.
@@ -180,15 +190,15 @@ def _mxfp4(octets: Octets) -> Unpacked:
 
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {
     "Q4_0": BlockFormat(32, 18, 4, _q4_0, zero_point=8),
-    "Q4_1": BlockFormat(32, 20, 4, _q4_1),
+    "Q4_1": BlockFormat(32, 20, 4, _q4_1, has_offsets=True),
     "Q5_0": BlockFormat(32, 22, 5, _q5_0, zero_point=16),
-    "Q5_1": BlockFormat(32, 24, 5, _q5_1),
+    "Q5_1": BlockFormat(32, 24, 5, _q5_1, has_offsets=True),
     "Q8_0": BlockFormat(32, 34, 8, _q8_0, zero_point=128),
-    "Q2_K": BlockFormat(256, 84, 2, _q2_k),
-    "Q3_K": BlockFormat(256, 110, 3, _q3_k, zero_point=4),
-    "Q4_K": BlockFormat(256, 144, 4, _q4_k),
-    "Q5_K": BlockFormat(256, 176, 5, _q5_k),
-    "Q6_K": BlockFormat(256, 210, 6, _q6_k, zero_point=32),
+    "Q2_K": BlockFormat(256, 84, 2, _q2_k, group_size=16, has_offsets=True),
+    "Q3_K": BlockFormat(256, 110, 3, _q3_k, zero_point=4, group_size=16),
+    "Q4_K": BlockFormat(256, 144, 4, _q4_k, has_offsets=True),
+    "Q5_K": BlockFormat(256, 176, 5, _q5_k, has_offsets=True),
+    "Q6_K": BlockFormat(256, 210, 6, _q6_k, zero_point=32, group_size=16),
     "IQ4_NL": BlockFormat(32, 18, 4, _q4_0, levels=NL_LEVELS),
     "IQ4_XS": BlockFormat(256, 136, 4, _iq4_xs, levels=NL_LEVELS),
     "MXFP4": BlockFormat(32, 17, 4, _mxfp4, levels=FP4_LEVELS),

@@ -17,10 +17,12 @@ from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_quantized import summary
 from vlmkit_quantized.errors import FormatError
+from vlmkit_quantized.gguf_blocks import BLOCK_FORMATS
 from vlmkit_quantized.gguf_file import GgufFile, GgufTensor, read_header
 from vlmkit_quantized.gguf_names import FAMILIES, UNUSED, Family, PlainTensor, Sizes, plain_tensors
 from vlmkit_quantized.stored import Floats
 from vlmkit_quantized.summary import Summary
+from vlmkit_quantized.weight import Layout, QuantizedLinear
 
 METHOD = "gguf"
 STATED = (
@@ -44,6 +46,7 @@ STATED = (
     ("rope.freq_base", "rope_theta"),
 )
 """Fields of a file that change answers, and those of ``config.json`` that must equal them."""
+MATRIX_AXES = 2
 CLOSE = 1e-6  # files have floats of 32 bits
 
 
@@ -69,6 +72,29 @@ class GgufWeight:
     def shape(self) -> tuple[int, ...]:
         """The shape of the plain weight."""
         return self.plain.shape if self.expert is None else self.plain.shape[1:]
+
+    @property
+    def layout(self) -> Layout | None:
+        """The form of the weight; None if the tensor is plain."""
+        found = BLOCK_FORMATS.get(self.tensor.type)
+        return found.layout if found and len(self.shape) == MATRIX_AXES else None
+
+    def packed(self) -> QuantizedLinear:
+        """Return the weight in its quantized form, with the rows in the order of the plain weight.
+
+        The weight must have a layout.
+
+        Raises:
+            FormatError: a scale is not finite.
+        """
+        try:
+            linear = self._part().linear()
+        except FormatError as error:
+            raise FormatError(error.problem, self.stored.removesuffix(".weight")) from error
+        if heads := self.plain.num_heads:
+            rows = np.arange(self.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            linear = linear.of_rows(rows)
+        return linear
 
     def dense(self) -> Floats:
         """Return the values of the plain weight in float32; reads them and keeps nothing.

@@ -26,7 +26,7 @@ from vlmkit_quantized.layers import (
 from vlmkit_quantized.packing import unpack_words
 from vlmkit_quantized.stated import Stated, check_group_size, one_of
 from vlmkit_quantized.stored import StoredArrays
-from vlmkit_quantized.weight import QuantizedLinear, QuantizedWeight
+from vlmkit_quantized.weight import ANY_ORDER, Layout, QuantizedLinear, QuantizedWeight
 
 METHOD = "gptq"
 BITS = (2, 3, 4, 8)
@@ -272,6 +272,11 @@ def _column_groups(layer: GptqLayer, config: GptqConfig) -> NDArray[np.int32] | 
     return np.array(groups, np.int32)
 
 
+def _layout(layer: GptqLayer, config: GptqConfig) -> Layout:
+    is_ordered = config.has_order and layer.group_size < layer.columns
+    return Layout(layer.bits, layer.group_size, ANY_ORDER if is_ordered else "")
+
+
 def outlines(stored: StoredArrays, fields: Mapping[str, Any]) -> list[Outline]:
     """Return what headers show of the quantized weights, compared with ``quantization_config``.
 
@@ -296,5 +301,6 @@ def weights(stored: StoredArrays, fields: Mapping[str, Any]) -> Iterator[Quantiz
             name=f"{layer.name}.weight",
             shape=(layer.rows, layer.columns),
             tensors=layer.tensors,
+            layout=_layout(layer, config),
             read=partial(read, layer, config, version),
         )

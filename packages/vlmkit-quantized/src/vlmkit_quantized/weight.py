@@ -5,7 +5,8 @@ packed form must agree with it. Nothing here knows a format.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,11 +79,46 @@ class QuantizedLinear:
             values += self._by_column(self.offsets)
         return values.reshape(rows, columns)
 
+    def of_rows(self, rows: NDArray[np.intp]) -> "QuantizedLinear":
+        """Return the weight that has some rows of this one, in any order."""
+
+        def taken(of_rows: Any) -> Any:
+            return of_rows if of_rows is None or len(of_rows) != num_rows else of_rows[rows]
+
+        num_rows = len(self.codes)
+        return replace(
+            self,
+            codes=taken(self.codes),
+            scales=taken(self.scales),
+            zero_points=taken(self.zero_points),
+            offsets=taken(self.offsets),
+        )
+
     def _by_column(self, of_groups: Floats) -> Floats:
         """Return numbers of groups in a shape that fits the values."""
         if self.column_groups is None or of_groups.shape == (1, 1):
             return of_groups[..., None] if self.column_groups is None else of_groups
         return of_groups[:, self.column_groups]
+
+
+FLOAT_CODES = "codes that stand for floats"
+ANY_ORDER = "columns in any order of groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The form of a weight, before its numbers are read.
+
+    Attributes:
+        bits: of a code, 2 to 8.
+        group_size: adjacent columns that share a scale.
+        beyond: what it has beyond integers, and scales and zero points of such groups, in words;
+            empty for nothing.
+    """
+
+    bits: int
+    group_size: int
+    beyond: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,10 +129,12 @@ class QuantizedWeight:
         name: its name in a plain checkpoint, such as ``model.layers.0.mlp.up_proj.weight``.
         shape: the shape of the plain weight, ``(rows, columns)``.
         tensors: the names of the tensors in the files that it consists of.
+        layout: its form.
         read: reads it, keeps nothing, and raises :class:`.FormatError` if it is contradictory.
     """
 
     name: str
     shape: tuple[int, ...]
     tensors: tuple[str, ...]
+    layout: Layout
     read: Callable[[], QuantizedLinear]

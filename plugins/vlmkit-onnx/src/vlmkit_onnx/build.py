@@ -16,6 +16,7 @@ from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
 from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.engine.onnx_engine import OnnxEngine
 from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder.default_precision import default_precision, described
 from vlmkit_onnx.folder.graph_facts import stored_precision
 from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import (
@@ -27,7 +28,7 @@ from vlmkit_onnx.folder.layout import (
 )
 from vlmkit_onnx.folder.manifest import TOWER_BESIDE, TowerPrecision
 from vlmkit_onnx.folder.refusal import kind_of
-from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
+from vlmkit_onnx.locate import locate, locate_tower, present
 from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_onnx.self_checks.decoder_check import check_decoder
@@ -175,7 +176,12 @@ def examine_engine(context: BuildContext) -> str:
     layout = present(checkpoint, settings.precision, settings.variant)
     if layout is None:
         export_cache.refuse_without_exporter()
-        return f"to be exported as {settings.precision or DEFAULT_PRECISION}"
+        precision = settings.precision or default_precision(checkpoint)
+        if precision == "stored":
+            from vlmkit_onnx.export.stored_form import refuse
+
+            refuse(checkpoint)
+        return f"to be exported as {described(precision)}"
     _refuse_device(layout, settings)
     return _description(layout.precision, layout.decoder.file, settings)
 
@@ -196,7 +202,7 @@ def examine_encoder(context: BuildContext) -> str:
 def tower_of(context: BuildContext, settings: EncoderSettings) -> VisionGraph | str:
     """Return the vision tower, or the precision in which it is still to be exported."""
     checkpoint = context.files
-    if kind_of(checkpoint) == "safetensors":
+    if kind_of(checkpoint) == "weights":
         precision = settings.precision or _default_tower_precision(context, settings)
         if not export_cache.finished(checkpoint, export_cache.TOWERS[precision]):
             return precision or ""
@@ -207,7 +213,7 @@ def tower_of(context: BuildContext, settings: EncoderSettings) -> VisionGraph | 
 
 def _is_unfetched(checkpoint: Checkpoint) -> bool:
     """Return whether graphs are still to be fetched, so that nothing is known of them."""
-    return checkpoint.is_preview and kind_of(checkpoint) != "safetensors"
+    return checkpoint.is_preview and kind_of(checkpoint) != "weights"
 
 
 def _description(precision: str, file: Path, settings: ComputeSettings) -> str:

@@ -19,13 +19,13 @@ from vlmkit_onnx.folder.export_cache import (
     is_whole,
     refuse_without_exporter,
 )
-from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
+from vlmkit_onnx.folder.manifest import Precision, Stored, TowerPrecision
 
 OnStage = Callable[[str], None]
 POLL_S = 0.5
 
 
-def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
+def cached_export(checkpoint: Checkpoint, precision: Precision | Stored, on_stage: OnStage) -> Path:
     """Return the folder of a checkpoint's decoder; export it if the folder is absent.
 
     If several processes call this at once, one exports and the others wait.

@@ -4,11 +4,10 @@ from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export_once import OnStage, cached_export, cached_tower
 from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder.default_precision import default_precision
 from vlmkit_onnx.folder.layout import Layout, VisionGraph, own_layout, own_tower
 from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 from vlmkit_onnx.folder.refusal import Kind, kind_of
-
-DEFAULT_PRECISION: Precision = "w8a8"
 
 
 def locate(
@@ -21,7 +20,8 @@ def locate(
 
     Args:
         checkpoint: the model's files.
-        precision: by the settings; None accepts graphs of any precision, and exports in eight bits.
+        precision: by the settings; None accepts graphs of any precision, and exports in eight
+            bits, or with the integers of a quantized checkpoint.
         variant: which files of an onnx-community folder.
         on_stage: called with the stages of an export.
 
@@ -32,7 +32,7 @@ def locate(
     layout = present(checkpoint, precision, variant)
     if layout is not None:
         return layout
-    folder = cached_export(checkpoint, precision or DEFAULT_PRECISION, on_stage)
+    folder = cached_export(checkpoint, precision or default_precision(checkpoint), on_stage)
     return own_layout(checkpoint, folder)
 
 
@@ -44,8 +44,8 @@ def present(
     Arguments and errors as for :func:`locate`.
     """
     kind = kind_of(checkpoint)
-    if kind == "safetensors":
-        folder = export_cache.finished(checkpoint, precision or DEFAULT_PRECISION)
+    if kind == "weights":
+        folder = export_cache.finished(checkpoint, precision or default_precision(checkpoint))
         return None if folder is None else own_layout(checkpoint, folder)
     layout = _layout(checkpoint, kind, variant)
     if precision not in (None, layout.precision):
@@ -94,7 +94,7 @@ def locate_tower(
         CheckpointError: also if the model has no tower.
         ConfigError: the tower has another precision.
     """
-    if kind_of(checkpoint) == "safetensors":
+    if kind_of(checkpoint) == "weights":
         folder = cached_tower(checkpoint, precision or default, on_stage)
         return own_tower(folder / export_cache.VISION)
     graph = locate(checkpoint, None, variant, on_stage).vision

@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
+from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.build import cache_capacity, longest_sequence, tower_of
 from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
+from vlmkit_onnx.folder.default_precision import default_precision, described
 from vlmkit_onnx.folder.graph_header import GraphHeader, read_header
 from vlmkit_onnx.folder.layout import Layout, VisionGraph
 from vlmkit_onnx.folder.refusal import kind_of
-from vlmkit_onnx.locate import DEFAULT_PRECISION, present
+from vlmkit_onnx.locate import present
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.sessions.session import device_of
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
@@ -34,6 +36,9 @@ HIDDEN_ROWS = 8  # rows of the hidden size that are alive in a layer, for each t
 INNER_ROWS = 3  # rows of the feed-forward size
 BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8a8": 1.0, "int8": 1.0, "int4": 0.56, "q4": 0.56}
 """Bytes of a weight in a graph that is still to be exported, scales included."""
+
+INTEGER_BYTES = {"I32": 4, "U32": 4, "U8": 1, "I8": 1, "I64": 8}
+"""Bytes of stored integers, by the names of their types in safetensors."""
 
 
 class DeclaredNode(NamedTuple):
@@ -53,7 +58,7 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     """
     settings: EngineSettings = context.settings or EngineSettings()
     checkpoint = context.files
-    is_export = kind_of(checkpoint) == "safetensors"
+    is_export = kind_of(checkpoint) == "weights"
     layout = None
     if is_export or not checkpoint.is_preview:
         layout = present(checkpoint, settings.precision, settings.variant)
@@ -95,7 +100,7 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
         precision = found.precision or ""
         num_bytes = file_bytes(found.file, header)
     else:
-        precision = found or DEFAULT_PRECISION
+        precision = found or "w8a8"
         num_bytes = _tower_parameters(context.files) * _weight_bytes(precision)
     detail = ", ".join(filter(None, (precision, "vision tower")))
     needs = [MemoryNeed(name="weights", num_bytes=int(num_bytes), detail=detail)]
@@ -215,8 +220,12 @@ def _planned_export(
 ) -> MemoryPlan:
     """Return the memory of graphs that do not exist yet, from the configuration."""
     text = _text_config(checkpoint)
-    precision = settings.precision or DEFAULT_PRECISION
-    num = weights_of(checkpoint).num_parameters - _tower_parameters(checkpoint)
+    precision = settings.precision or default_precision(checkpoint)
+    if precision == "stored":
+        num_bytes = _stored_bytes(checkpoint)
+    else:
+        num = weights_of(checkpoint).num_parameters - _tower_parameters(checkpoint)
+        num_bytes = int(num * _weight_bytes(precision))
     token_bytes = 2 * FLOAT_BYTES * text["num_hidden_layers"] * text["kv_width"]
     if precision == "fp16":
         token_bytes //= 2
@@ -228,20 +237,33 @@ def _planned_export(
         max_sequences=settings.max_sequences,
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
-        precision=precision,
+        precision=described(precision),
     )
     weights = MemoryNeed(
         name="weights",
-        num_bytes=int(num * _weight_bytes(precision)),
-        detail=f"{precision}, estimated: the graphs are still to be exported",
+        num_bytes=num_bytes,
+        detail=f"{described(precision)}, estimated: the graphs are still to be exported",
     )
     cache = _cache(settings, limits, token_bytes, load)
     return MemoryPlan(
         needs=(weights, cache, _step(checkpoint, limits, load)),
-        precision=precision,
+        precision=described(precision),
         limits=limits,
         modules=MODULES,
     )
+
+
+def _stored_bytes(checkpoint: Checkpoint) -> int:
+    """Return about the bytes of a graph with the integers of a checkpoint, by its headers.
+
+    Integers stay, and the scales of their blocks take a quarter of them. Floats become float32.
+    """
+    if (gguf := weight_files.gguf_file(checkpoint)) is not None:
+        return gguf.stat().st_size
+    counts = weights_of(checkpoint).num_by_dtype
+    integers = sum(num * INTEGER_BYTES.get(dtype, 0) for dtype, num in counts.items())
+    floats = sum(num for dtype, num in counts.items() if dtype not in INTEGER_BYTES)
+    return integers * 5 // 4 + (floats - _tower_parameters(checkpoint)) * FLOAT_BYTES
 
 
 def _weight_bytes(precision: str) -> float:

@@ -1,7 +1,7 @@
 """The hooks of vlmkit-onnx. Imports nothing heavy: the build functions do."""
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any
 
 from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.kit import heap
@@ -9,7 +9,6 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_onnx.folder import export_cache, refusal
-from vlmkit_onnx.folder.manifest import Precision
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
 VLMKIT_API = (1, 0)
@@ -61,7 +60,7 @@ def _build_export(context: BuildContext) -> Any:
 
 def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
     return refusal.engine_cannot_serve(checkpoint) or _cannot_be_exported(
-        checkpoint, get_args(Precision)
+        checkpoint, refusal.DECODERS
     )
 
 
@@ -73,7 +72,7 @@ def _encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 def _cannot_be_exported(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
     """Return why the exporter would refuse a model without graphs; None if it would not."""
-    if refusal.kind_of(checkpoint) != "safetensors":
+    if refusal.kind_of(checkpoint) != "weights":
         return None
     if any(export_cache.finished(checkpoint, part) for part in parts):
         return None

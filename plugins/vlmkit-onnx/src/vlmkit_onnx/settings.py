@@ -63,7 +63,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         precision: of the graphs; a safetensors checkpoint is exported in it. None takes graphs as
-            they are, and exports in ``w8a8``.
+            they are, and exports in ``w8a8``, or with the integers of a quantized checkpoint.
         cache_tokens: tokens that the cache holds, 67,108,864 at most; None derives it from
             ``cache_gib``.
         cache_gib: memory for the cache. On a CUDA device, where it is set aside at once, the

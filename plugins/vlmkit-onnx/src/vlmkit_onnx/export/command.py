@@ -12,6 +12,7 @@ import click
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
+from vlmkit_onnx.folder.default_precision import default_precision, is_quantized
 from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
 PRECISIONS = get_args(Precision)
@@ -31,9 +32,8 @@ def export_command(context: BuildContext) -> click.Command:
     @click.option(
         "--precision",
         type=click.Choice(PRECISIONS),
-        default="w8a8",
-        show_default=True,
-        help="How the decoder's linear layers are stored and computed.",
+        help="How the decoder's linear layers are stored and computed. A quantized checkpoint is "
+        "rounded again.  [default: w8a8; the integers of a quantized checkpoint]",
     )
     @click.option(
         "--vision-precision",
@@ -42,7 +42,11 @@ def export_command(context: BuildContext) -> click.Command:
         "features stay near, else fp32]",
     )
     def export(
-        *, model: str, folder: Path, precision: Precision, vision_precision: TowerPrecision | None
+        *,
+        model: str,
+        folder: Path,
+        precision: Precision | None,
+        vision_precision: TowerPrecision | None,
     ) -> None:
         """Write MODEL as ONNX into DIR, which must be absent or empty.
 
@@ -53,14 +57,20 @@ def export_command(context: BuildContext) -> click.Command:
         from vlmkit_onnx.folder.export_cache import refuse_without_exporter
 
         refuse_without_exporter()
+        from vlmkit_onnx.export import stored_form
         from vlmkit_onnx.export.refusal import refuse
 
-        checkpoint = vlmkit.fetch(model, check=refuse)
+        def check(checkpoint: Checkpoint) -> None:
+            refuse(checkpoint)
+            if precision is None and is_quantized(checkpoint):
+                stored_form.refuse(checkpoint)
+
+        checkpoint = vlmkit.fetch(model, check=check)
         with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
             progress("loading the exporter")
             from vlmkit_onnx.export.exporter import export as export_model
 
-            refuse(checkpoint)
+            check(checkpoint)
 
             def complete(place: Path) -> None:
                 progress("writing the text side")
@@ -69,7 +79,7 @@ def export_command(context: BuildContext) -> click.Command:
             export_model(
                 checkpoint,
                 folder,
-                precision,
+                precision or default_precision(checkpoint),
                 progress,
                 vision_precision=vision_precision,
                 complete=complete,

@@ -18,17 +18,18 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_onnx.export import quantize
+from vlmkit_onnx.export import quantize, stored_form
 from vlmkit_onnx.export.check import check
 from vlmkit_onnx.export.decoder import export_decoder
 from vlmkit_onnx.export.decoder_traits import DecoderTraits, inspect_decoder
 from vlmkit_onnx.export.embedding import write_table
 from vlmkit_onnx.export.refusal import OTHERWISE, mechanism_of
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
+from vlmkit_onnx.export.stored_layers import StoredLayers
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import FILE as VISION, export_vision
 from vlmkit_onnx.folder import manifest
-from vlmkit_onnx.folder.manifest import TOWER_BESIDE, Manifest, Precision, TowerPrecision
+from vlmkit_onnx.folder.manifest import TOWER_BESIDE, Manifest, Precision, Stored, TowerPrecision
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_torch.loading.reading import read_config, read_model
 
@@ -61,7 +62,7 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
-BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
+BATCH_INVARIANT = frozenset({"fp32", "w8a8", "int8", "int4", "stored"})
 
 
 class _Vision(NamedTuple):
@@ -74,7 +75,7 @@ class _Vision(NamedTuple):
 def export(
     checkpoint: Checkpoint,
     folder: Path,
-    precision: Precision,
+    precision: Precision | Stored,
     on_stage: OnStage,
     *,
     vision_precision: TowerPrecision | None = None,
@@ -86,7 +87,8 @@ def export(
     Args:
         checkpoint: a safetensors checkpoint.
         folder: the target; must be absent or empty.
-        precision: of the decoder's linear layers.
+        precision: of the decoder's linear layers. ``stored`` takes the integers of a quantized
+            checkpoint, and float32 for layers that it has plain.
         on_stage: called with the name of each stage.
         vision_precision: of the vision tower's linear layers. None means few bits if the decoder
             has few and features stay near, else float32.
@@ -94,10 +96,13 @@ def export(
         complete: called with the folder before it gets its name; may write more files into it.
 
     Raises:
-        CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
+        CheckpointError: the checkpoint is broken, of a family that cannot be exported, or its
+            integers cannot be used.
         ConfigError: the folder is not empty.
     """
     _refuse_full(folder)
+    if precision == "stored":
+        stored_form.refuse(checkpoint)
     with _temporary_sibling(folder) as place:
         vision = _Vision(with_tower, vision_precision or TOWER_BESIDE.get(precision))
         made = _write(checkpoint, place, precision, vision, on_stage)
@@ -176,7 +181,7 @@ def _refuse_full(folder: Path) -> None:
 def _write(
     checkpoint: Checkpoint,
     place: Path,
-    precision: Precision,
+    precision: Precision | Stored,
     vision: "_Vision",
     on_stage: OnStage,
 ) -> Manifest:
@@ -191,8 +196,9 @@ def _write(
     tower = export_vision(model, place, vision.precision, on_stage) if vision.is_wanted else None
     parts = Parts(model)
     del model  # frees the towers
+    target = StoredLayers(checkpoint) if precision == "stored" else precision
     with _refusing_unknown_structure(checkpoint):
-        sample, chooses = _export_decoder(parts, traits, place / DECODER, precision, on_stage)
+        sample, chooses = _export_decoder(parts, traits, place / DECODER, target, on_stage)
     parts.discard()  # the tracers keep their last graph, and the check needs memory
     del parts
     gc.collect()
@@ -201,7 +207,7 @@ def _write(
     log.info("decoder of %r differs by %.2g of its largest number", checkpoint.name, difference)
     return Manifest(
         model_type=checkpoint.model_type,
-        precision=precision,
+        precision=target.precision if isinstance(target, StoredLayers) else target,
         max_sequence_tokens=traits.max_sequence_tokens,
         is_batch_invariant=precision in BATCH_INVARIANT,
         decoder=DECODER,
@@ -214,7 +220,11 @@ def _write(
 
 
 def _export_decoder(
-    parts: Parts, traits: DecoderTraits, path: Path, precision: Precision, on_stage: OnStage
+    parts: Parts,
+    traits: DecoderTraits,
+    path: Path,
+    precision: Precision | StoredLayers,
+    on_stage: OnStage,
 ) -> tuple[Sample, bool]:
     """Write the graph; return the sample for its check, and whether it selects experts."""
     embeddings = embeddings_of(parts)

@@ -58,7 +58,11 @@ def _layer_of(value: Value | None) -> Node | None:
 
 
 def _kind_of(layer: Node) -> tuple[object, ...]:
-    return (layer.op_type, layer.inputs[0], *(value is None for value in layer.inputs))
+    form = [
+        layer.attributes[name].value for name in ("bits", "block_size") if name in layer.attributes
+    ]
+    absent = [value is None for value in layer.inputs]
+    return (layer.op_type, layer.inputs[0], *form, *absent)
 
 
 def _width_of(layer: Node) -> int:

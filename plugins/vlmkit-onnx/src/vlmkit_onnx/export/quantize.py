@@ -10,6 +10,8 @@ torch, so that the exported graph can be compared with its modules.
   of such products; there, sessions make the weights unsigned (products.py).
 - int8: 8-bit weights in blocks of 64, MatMulNBits, 8-bit activations by block.
 - int4: the same with 4-bit weights in blocks of 32.
+- stored: MatMulNBits with the integers of a quantized checkpoint (stored_layers.py). Layers that it
+  has plain stay float32. Activations are rounded as above.
 
 There is no calibration: rounding is to the nearest, and each block's scale and zero minimize its
 squared error over a few candidates. Weights outside ``nn.Linear`` (stacked experts, embeddings,
@@ -17,19 +19,18 @@ norms, routers) stay floats.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from vlmkit_onnx.export.stored_form import LARGEST_BLOCKS as BLOCKS
+from vlmkit_onnx.export.stored_layers import BlockWeights, StoredLayers
 from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR, TINY
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.folder.manifest import Precision
 
-# Weights that share a scale and a zero, by bits. Larger blocks are faster, but ONNX Runtime's
-# kernels then compute other bits for a single row than for a row of a batch.
-BLOCKS = {4: 32, 8: 64}
 RANGES = (1.0, 0.92, 0.84)  # of a block's numbers: clipping the largest gives the rest finer steps
 SLICE_ROWS = 1024  # output rows that are in memory as floats at a time
 ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to 8 bits, block by block
@@ -74,22 +75,34 @@ class TokenLinear(nn.Module):
 
 
 class BlockLinear(nn.Module):
-    """int4 and int8: weights in blocks along the input, each with its own scale and zero."""
+    """int4, int8 and stored: weights in blocks of inputs, each with its own scale and zero.
 
-    def __init__(self, linear: nn.Linear, bits: int) -> None:
+    Args:
+        weights: the codes, scales and zeros.
+        bias: ``[out]``, or None.
+    """
+
+    def __init__(self, weights: BlockWeights, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.bits, self.width, self.block = bits, linear.in_features, BLOCKS[bits]
-        blocks = -(-linear.in_features // self.block)
-        codes = torch.empty(linear.out_features, blocks, self.block * bits // 8, dtype=torch.uint8)
-        scale = torch.empty(linear.out_features, blocks)
+        self.bits, self.width, self.block = weights.bits, weights.width, weights.block
+        self.bias = bias
+        self.codes = nn.Buffer(weights.codes)
+        self.scale = nn.Buffer(weights.scales)
+        self.zeros = nn.Buffer(weights.zeros)
+
+    @classmethod
+    def rounded(cls, linear: nn.Linear, bits: int) -> Self:
+        """Return a layer whose weights are rounded to 4 or 8 bits."""
+        block = BLOCKS[bits]
+        blocks = -(-linear.in_features // block)
+        codes = torch.empty(linear.out_features, blocks, block * bits // 8, dtype=torch.uint8)
+        scales = torch.empty(linear.out_features, blocks)
         zeros = torch.empty(linear.out_features, -(-blocks * bits // 8), dtype=torch.uint8)
         for rows in _row_slices(linear.out_features):
             found = _quantized_blocks(linear.weight[rows].float(), bits)
-            codes[rows], scale[rows], zeros[rows] = found
-        self.bias = _bias_of(linear)
-        self.codes = nn.Buffer(codes)
-        self.scale = nn.Buffer(scale)
-        self.zeros = nn.Buffer(zeros)
+            codes[rows], scales[rows], zeros[rows] = found
+        weights = BlockWeights(bits, linear.in_features, block, codes, scales, zeros)
+        return cls(weights, _bias_of(linear))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out]`` of ``[..., in]``."""
@@ -139,20 +152,25 @@ def token_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scale
 
 
-def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
+def convert(parts: Parts, precision: Precision | StoredLayers, on_layer: OnLayer) -> None:
     """Convert a decoder and its head to a precision in place, layer by layer.
 
     Args:
         parts: the decoder and its head.
-        precision: the target.
+        precision: the target, or the layers of a checkpoint whose integers are used.
         on_layer: called with the number of converted linear layers, and of all.
+
+    Raises:
+        CheckpointError: a stored layer cannot be used, or there is none.
     """
-    make = _layer_class(precision)
+    make = _stored(precision) if isinstance(precision, StoredLayers) else _layer_class(precision)
     if make is not None:
         holders = list(_linears(parts))
         for number, (holder, name) in enumerate(holders, 1):
             setattr(holder, name, make(getattr(holder, name)))
             on_layer(number, len(holders))
+    if isinstance(precision, StoredLayers):
+        precision.finish()
     dtype = torch.float16 if precision == "fp16" else torch.float32
     for module in (parts.decoder, parts.head):
         _cast(module, dtype)
@@ -161,10 +179,20 @@ def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:
 def _layer_class(precision: Precision) -> Callable[[nn.Linear], nn.Module] | None:
     classes: dict[str, Callable[[nn.Linear], nn.Module]] = {
         "w8a8": TokenLinear,
-        "int8": lambda linear: BlockLinear(linear, 8),
-        "int4": lambda linear: BlockLinear(linear, 4),
+        "int8": lambda linear: BlockLinear.rounded(linear, 8),
+        "int4": lambda linear: BlockLinear.rounded(linear, 4),
     }
     return classes.get(precision)
+
+
+def _stored(layers: StoredLayers) -> Callable[[nn.Linear], nn.Module]:
+    """Return what replaces a layer by its stored form; a plain one stays."""
+
+    def make(linear: nn.Linear) -> nn.Module:
+        weights = layers.find(linear.weight)
+        return linear if weights is None else BlockLinear(weights, _bias_of(linear))
+
+    return make
 
 
 def _linears(parts: Parts) -> Iterator[tuple[nn.Module, str]]:

@@ -13,16 +13,16 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit_onnx.folder.layout import own_tower
-from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision, TowerPrecision, read
+from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision, Stored, TowerPrecision, read
 
-Part = Precision | Literal["tower", "tower-w8a8", "tower-fp32"]
+Part = Precision | Stored | Literal["tower", "tower-w8a8", "tower-fp32"]
 """What one export holds: the decoder, or the tower in a precision or as few bits as fit."""
 
 TOWERS: Mapping[TowerPrecision | None, Part] = MappingProxyType(
@@ -35,6 +35,7 @@ REVISION = 1
 A change of the exporter raises it if existing graphs must not be used any more.
 """
 EXPORTER_NEEDS = (
+    "vlmkit_quantized",
     "vlmkit_torch",
     "torch",
     "transformers",
@@ -96,7 +97,8 @@ def _parts_of(folder: Path) -> tuple[Part, ...]:
     """Return what a finished export may be used for; nothing if it is broken."""
     try:
         if (folder / FILE).is_file():
-            return (read(folder).precision,)
+            stated = read(folder).precision
+            return tuple(part for part in get_args(Precision) if part == stated)
         is_rounded = own_tower(folder / VISION).precision == "w8a8"
     except CheckpointError:
         return ()

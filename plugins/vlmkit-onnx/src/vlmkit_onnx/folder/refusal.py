@@ -15,8 +15,13 @@ from vlmkit_onnx.folder.community import is_community
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 NEEDED = (1, 31)
-Kind = Literal["vlmkit", "genai", "community", "safetensors"]
+Kind = Literal["vlmkit", "genai", "community", "weights"]
 
+DECODERS: tuple[export_cache.Part, ...] = (
+    *get_args(manifest.Precision),
+    *get_args(manifest.Stored),
+)
+"""The parts that hold a decoder."""
 READY, TO_BE_EXPORTED = 20, 5
 """Above and below the 10 of vlmkit-torch: graphs run here, and weights run there."""
 
@@ -45,19 +50,20 @@ def why_not() -> str | None:
 
 
 def kind_of(checkpoint: Checkpoint) -> Kind | None:
-    """Return the exporter of a model; None if there is nothing to run or to export."""
+    """Return the exporter of a model, or that it has weights; None if there is neither."""
     if checkpoint.has(manifest.FILE):
         return "vlmkit"
     if checkpoint.has("genai_config.json"):
         return "genai"
     if is_community(checkpoint):
         return "community"
-    return "safetensors" if checkpoint.has("*.safetensors") else None
+    has_weights = checkpoint.has("*.safetensors") or weight_files.gguf_file(checkpoint) is not None
+    return "weights" if has_weights else None
 
 
 def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
     """Return why the engine cannot run this checkpoint; None if it probably can."""
-    return _lacks_graphs(checkpoint, get_args(manifest.Precision))
+    return _lacks_graphs(checkpoint, DECODERS)
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -74,7 +80,7 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 def priority(checkpoint: Checkpoint) -> int:
     """Return the priority of this plugin for a checkpoint if ``auto`` selects."""
-    return TO_BE_EXPORTED if kind_of(checkpoint) in ("safetensors", None) else READY
+    return TO_BE_EXPORTED if kind_of(checkpoint) in ("weights", None) else READY
 
 
 def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
@@ -83,9 +89,10 @@ def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) ->
     if kind is None:
         flaw = weight_files.objection(checkpoint)
         return Objection(f"there are no ONNX graphs, and {flaw}", hint=hint_of(flaw))
-    if kind != "safetensors" or any(export_cache.finished(checkpoint, part) for part in parts):
+    if kind != "weights" or any(export_cache.finished(checkpoint, part) for part in parts):
         return None
-    if flaw := weight_files.objection(checkpoint):
+    is_gguf = weight_files.gguf_file(checkpoint) is not None  # the exporter examines it
+    if not is_gguf and (flaw := weight_files.objection(checkpoint)):
         return flaw
     if not export_cache.missing_packages():
         return None
