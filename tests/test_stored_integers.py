@@ -140,6 +140,17 @@ def test_the_integers_of_the_graph_are_those_of_the_checkpoint(
     assert manifest.read(folder).precision == precision
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_integers_are_found_where_values_are_rounded_to_the_models_type(
+    dtype: str, saved: Saved, tmp_path: Path
+) -> None:
+    made = awq.make(saved("llama"), tmp_path, group_size=-1)
+    folders.edit(made.folder, dtype=dtype)
+    folder = export(made.folder, tmp_path)
+
+    assert rows_of_graph(folder) == rows_of_checkpoint(made.folder)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K"])
 def test_blocks_of_gguf_have_the_same_values_in_the_form_of_the_operator(kind: str) -> None:
     blocks = BLOCK_FORMATS[kind]
@@ -324,6 +335,22 @@ def test_a_model_is_served_with_its_integers_and_later_without_the_exporter(
             assert model.facts.limits.precision == "gptq-int4"
             assert model.facts.limits.is_batch_invariant
         monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
+
+
+def test_layers_that_a_checkpoint_has_plain_get_a_stated_precision(
+    saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = gptq.make(saved("llama"), tmp_path)
+    target = str(tmp_path / "exported")
+    assert command(["export", str(made.folder), target, "--plain-precision", "int8"]) == 0
+    assert manifest.read(tmp_path / "exported").precision == "gptq-int4+int8"
+    rows, stored = rows_of_graph(tmp_path / "exported"), rows_of_checkpoint(made.folder)
+    assert rows > stored
+    assert (rows - stored).total() == len(folders.tensors(made.folder)["lm_head.weight"])
+
+    wrong = ["--plain-precision", "int8", "--precision", "int4"]
+    assert command(["export", str(made.folder), str(tmp_path / "other"), *wrong]) == 2
+    assert "is for quantized checkpoints, without --precision" in capsys.readouterr().err
 
 
 def test_the_command_keeps_integers_unless_a_precision_is_stated(

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.sample import Sample
-from vlmkit_onnx.folder.manifest import Precision, Stored
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 
@@ -30,9 +29,7 @@ ROUNDED_TOLERANCE = 0.1
 Array = NDArray[Any]
 
 
-def check(
-    path: Path, sample: Sample, precision: Precision | Stored, *, chooses: bool = False
-) -> float:
+def check(path: Path, sample: Sample, precision: str, *, chooses: bool = False) -> float:
     """Return the largest difference, as a fraction of the largest logit or hidden state.
 
     Args:

@@ -13,9 +13,10 @@ import click
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.folder.default_precision import default_precision, is_quantized
-from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
+from vlmkit_onnx.folder.manifest import PlainPrecision, Precision, TowerPrecision
 
 PRECISIONS = get_args(Precision)
+PLAIN_PRECISIONS = get_args(PlainPrecision)
 TOWER_PRECISIONS = get_args(TowerPrecision)
 
 
@@ -41,12 +42,19 @@ def export_command(context: BuildContext) -> click.Command:
         help="The same of the vision tower.  [default: w8a8 where the decoder is of few bits and "
         "features stay near, else fp32]",
     )
+    @click.option(
+        "--plain-precision",
+        type=click.Choice(PLAIN_PRECISIONS),
+        help="Of the decoder's layers that a quantized checkpoint has plain, such as its head.  "
+        "[default: fp32]",
+    )
     def export(
         *,
         model: str,
         folder: Path,
         precision: Precision | None,
         vision_precision: TowerPrecision | None,
+        plain_precision: PlainPrecision | None,
     ) -> None:
         """Write MODEL as ONNX into DIR, which must be absent or empty.
 
@@ -64,6 +72,10 @@ def export_command(context: BuildContext) -> click.Command:
             refuse(checkpoint)
             if precision is None and is_quantized(checkpoint):
                 stored_form.refuse(checkpoint)
+            elif plain_precision is not None:
+                raise click.UsageError(
+                    "--plain-precision is for quantized checkpoints, without --precision"
+                )
 
         checkpoint = vlmkit.fetch(model, check=check)
         with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
@@ -82,6 +94,7 @@ def export_command(context: BuildContext) -> click.Command:
                 precision or default_precision(checkpoint),
                 progress,
                 vision_precision=vision_precision,
+                plain_precision=plain_precision or "fp32",
                 complete=complete,
             )
         click.echo(str(folder))

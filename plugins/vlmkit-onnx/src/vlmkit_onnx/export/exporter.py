@@ -29,7 +29,14 @@ from vlmkit_onnx.export.stored_layers import StoredLayers
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import FILE as VISION, export_vision
 from vlmkit_onnx.folder import manifest
-from vlmkit_onnx.folder.manifest import TOWER_BESIDE, Manifest, Precision, Stored, TowerPrecision
+from vlmkit_onnx.folder.manifest import (
+    TOWER_BESIDE,
+    Manifest,
+    PlainPrecision,
+    Precision,
+    Stored,
+    TowerPrecision,
+)
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_torch.loading.reading import read_config, read_model
 
@@ -62,7 +69,7 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
-BATCH_INVARIANT = frozenset({"fp32", "w8a8", "int8", "int4", "stored"})
+BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
 
 
 class _Vision(NamedTuple):
@@ -79,6 +86,7 @@ def export(
     on_stage: OnStage,
     *,
     vision_precision: TowerPrecision | None = None,
+    plain_precision: PlainPrecision = "fp32",
     with_tower: bool = True,
     complete: Callable[[Path], None] = lambda _: None,
 ) -> Manifest:
@@ -88,10 +96,11 @@ def export(
         checkpoint: a safetensors checkpoint.
         folder: the target; must be absent or empty.
         precision: of the decoder's linear layers. ``stored`` takes the integers of a quantized
-            checkpoint, and float32 for layers that it has plain.
+            checkpoint.
         on_stage: called with the name of each stage.
         vision_precision: of the vision tower's linear layers. None means few bits if the decoder
             has few and features stay near, else float32.
+        plain_precision: with ``stored``, of the decoder's layers that the checkpoint has plain.
         with_tower: whether to export the vision tower, too.
         complete: called with the folder before it gets its name; may write more files into it.
 
@@ -101,11 +110,15 @@ def export(
         ConfigError: the folder is not empty.
     """
     _refuse_full(folder)
+    target: Precision | StoredLayers
     if precision == "stored":
         stored_form.refuse(checkpoint)
+        target = StoredLayers(checkpoint, plain_precision)
+    else:
+        target = precision
     with _temporary_sibling(folder) as place:
         vision = _Vision(with_tower, vision_precision or TOWER_BESIDE.get(precision))
-        made = _write(checkpoint, place, precision, vision, on_stage)
+        made = _write(checkpoint, place, target, vision, on_stage)
         manifest.write(place, made)
         for path in _companions(checkpoint.path):
             copy = place / path.relative_to(checkpoint.path)
@@ -181,7 +194,7 @@ def _refuse_full(folder: Path) -> None:
 def _write(
     checkpoint: Checkpoint,
     place: Path,
-    precision: Precision | Stored,
+    target: Precision | StoredLayers,
     vision: "_Vision",
     on_stage: OnStage,
 ) -> Manifest:
@@ -196,20 +209,20 @@ def _write(
     tower = export_vision(model, place, vision.precision, on_stage) if vision.is_wanted else None
     parts = Parts(model)
     del model  # frees the towers
-    target = StoredLayers(checkpoint) if precision == "stored" else precision
     with _refusing_unknown_structure(checkpoint):
         sample, chooses = _export_decoder(parts, traits, place / DECODER, target, on_stage)
     parts.discard()  # the tracers keep their last graph, and the check needs memory
     del parts
     gc.collect()
     on_stage("checking")
+    precision = target.precision if isinstance(target, StoredLayers) else target
     difference = check(place / DECODER, sample, precision, chooses=chooses)
     log.info("decoder of %r differs by %.2g of its largest number", checkpoint.name, difference)
     return Manifest(
         model_type=checkpoint.model_type,
-        precision=target.precision if isinstance(target, StoredLayers) else target,
+        precision=precision,
         max_sequence_tokens=traits.max_sequence_tokens,
-        is_batch_invariant=precision in BATCH_INVARIANT,
+        is_batch_invariant=isinstance(target, StoredLayers) or target in BATCH_INVARIANT,
         decoder=DECODER,
         embeddings=table,
         vision=VISION if tower else None,

@@ -10,8 +10,8 @@ torch, so that the exported graph can be compared with its modules.
   of such products; there, sessions make the weights unsigned (products.py).
 - int8: 8-bit weights in blocks of 64, MatMulNBits, 8-bit activations by block.
 - int4: the same with 4-bit weights in blocks of 32.
-- stored: MatMulNBits with the integers of a quantized checkpoint (stored_layers.py). Layers that it
-  has plain stay float32. Activations are rounded as above.
+- stored: MatMulNBits with the integers of a quantized checkpoint (stored_layers.py). Activations
+  are rounded as above. Layers that it has plain stay float32, or are rounded to one of the others.
 
 There is no calibration: rounding is to the nearest, and each block's scale and zero minimize its
 squared error over a few candidates. Weights outside ``nn.Linear`` (stacked experts, embeddings,
@@ -186,11 +186,13 @@ def _layer_class(precision: Precision) -> Callable[[nn.Linear], nn.Module] | Non
 
 
 def _stored(layers: StoredLayers) -> Callable[[nn.Linear], nn.Module]:
-    """Return what replaces a layer by its stored form; a plain one stays."""
+    """Return what replaces a layer by its stored form, and a plain one by one of its precision."""
+    rounded = _layer_class(layers.plain)
 
     def make(linear: nn.Linear) -> nn.Module:
-        weights = layers.find(linear.weight)
-        return linear if weights is None else BlockLinear(weights, _bias_of(linear))
+        if (weights := layers.find(linear.weight)) is not None:
+            return BlockLinear(weights, _bias_of(linear))
+        return linear if rounded is None else rounded(linear)
 
     return make
 

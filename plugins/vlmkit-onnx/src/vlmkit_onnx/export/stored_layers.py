@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export.stored_form import AGAIN, block_of, field_bits
+from vlmkit_onnx.folder.manifest import PlainPrecision
 from vlmkit_quantized import formats
 from vlmkit_quantized.formats import ReadTensor, ReadWeight
 from vlmkit_quantized.weight import Layout, QuantizedLinear
@@ -90,11 +91,17 @@ class _Stored(NamedTuple):
 class StoredLayers:
     """The quantized weights of a checkpoint, found by the values that transformers loaded.
 
+    Attributes:
+        plain: the precision of other linear layers.
+
     Args:
         checkpoint: the files; :func:`.stored_form.objection` must be None.
+        plain: the precision of other linear layers.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, plain: PlainPrecision = "fp32") -> None:
+        self.plain = plain
+        self._has_rounded = False
         self._found: set[str] = set()
         self._name = checkpoint.name
         self._method = str(quantization.method_of(checkpoint))
@@ -106,9 +113,10 @@ class StoredLayers:
 
     @property
     def precision(self) -> str:
-        """What the layers that were found are stored as, such as ``gptq-int4``."""
+        """What the layers are stored as, such as ``gptq-int4`` or ``gptq-int4+w8a8``."""
         bits = {self._weights[name].layout.bits for name in self._found}
-        return "-".join([self._method, *(f"int{each}" for each in sorted(bits))])
+        stored = "-".join([self._method, *(f"int{each}" for each in sorted(bits))])
+        return f"{stored}+{self.plain}" if self._has_rounded else stored
 
     def finish(self) -> None:
         """Check that layers were found; warn of quantized weights that become floats.
@@ -141,6 +149,7 @@ class StoredLayers:
         """
         rows = self._index(values.dtype, values.shape[1]).find(row_keys(values))
         if rows is None:
+            self._has_rounded |= self.plain != "fp32"
             return None
         layouts = {self._weights[name].layout for name, _ in rows}
         if len({field_bits(layout.bits) for layout in layouts}) > 1:

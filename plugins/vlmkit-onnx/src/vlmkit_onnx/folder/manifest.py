@@ -20,11 +20,19 @@ MAX_BYTES = 2**20
 Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
 Stored = Literal["stored"]
 """In place of a precision: the integers of a quantized checkpoint."""
+PlainPrecision = Literal["fp32", "w8a8", "int8", "int4"]
+"""The precision of layers that a quantized checkpoint has plain, beside its integers."""
 StoredPrecision = Annotated[
     str,
-    Meta(pattern=r"^(w8a8|int4|int8|fp16|fp32|(awq|gptq|compressed-tensors|gguf)(-int[2-8])+)\Z"),
+    Meta(
+        pattern=r"^(w8a8|int4|int8|fp16|fp32"
+        r"|(awq|gptq|compressed-tensors|gguf)(-int[2-8])+(\+(w8a8|int8|int4))?)\Z"
+    ),
 ]
-"""A precision; of stored integers, the method and the bits, such as ``gptq-int4``."""
+"""A precision; of stored integers, the method and the bits, such as ``gptq-int4``.
+
+``gptq-int4+w8a8`` has rounded layers beside them.
+"""
 TowerPrecision = Literal["w8a8", "fp32"]
 TOWER_BESIDE: Mapping[str, TowerPrecision] = MappingProxyType({"fp16": "fp32", "fp32": "fp32"})
 """The precision of a tower beside a decoder of this precision: for GPUs, and for comparisons."""
@@ -53,8 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         format: version of this layout.
         model_type: the family, as in the checkpoint's ``config.json``.
         precision: how the linear layers of the decoder are stored and computed. With the method
-            of a quantized checkpoint, they are its integers, and layers that it has plain are
-            float32.
+            of a quantized checkpoint, they are its integers. Layers that it has plain are float32,
+            or of the precision after ``+``.
         max_sequence_tokens: longest sequence of the model.
         is_batch_invariant: whether a row of logits never depends on the rest of its batch.
         decoder: the language model's graph, a file of the same folder.
