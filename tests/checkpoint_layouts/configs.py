@@ -48,8 +48,8 @@ LAYOUTS = [
     Layout(
         "GGUF alone",
         both(keep(), put("m.gguf", b"GGUF\3\0\0\0")),
-        NO_MODEL + "it has no config.json, without which GGUF ('m.gguf') is not read",
-        "load the safetensors model",
+        NO_MODEL + "it has GGUF ('m.gguf') and no config.json",
+        "name one file: {folder}/m.gguf",
     ),
     Layout(
         "a model in a folder of the cache",

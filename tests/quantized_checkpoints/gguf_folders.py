@@ -45,6 +45,7 @@ def make(
     *,
     is_tied: bool = False,
     change: Callable[[Arrays], object] = lambda _: None,
+    more: Callable[[gguf.GGUFWriter], object] = lambda _: None,
     **fields: Any,
 ) -> Quantized:
     """Convert a checkpoint; matrices get a type, and other weights stay in float32.
@@ -55,6 +56,7 @@ def make(
         kind: the type; several in turn, with spaces between them.
         is_tied: whether the head is to be the embedding.
         change: changes the arrays of the file.
+        more: writes further fields.
         fields: of the file, after the architecture; None removes one.
     """
     family = source.name.rpartition("-")[2]
@@ -92,7 +94,7 @@ def make(
         stored.setdefault(EXPERT.sub("experts.", name), [type_]).append(array)
     arrays = dict(_named(family, config.num_hidden_layers, stored))
     change(arrays)
-    write(folder / FILE, FAMILIES[family].arch, _fields(config) | fields, arrays)
+    write(folder / FILE, FAMILIES[family].arch, _fields(config) | fields, arrays, more)
     folders.write(other, values)
     return Quantized(folder, other, values)
 
@@ -178,13 +180,20 @@ def _fields(config: Any) -> dict[str, Any]:
     }
 
 
-def write(path: Path, arch: gguf.MODEL_ARCH, fields: dict[str, Any], arrays: Arrays) -> None:
+def write(
+    path: Path,
+    arch: gguf.MODEL_ARCH,
+    fields: dict[str, Any],
+    arrays: Arrays,
+    more: Callable[[gguf.GGUFWriter], object] = lambda _: None,
+) -> None:
     """Write a file."""
     architecture = fields.pop("architecture", gguf.MODEL_ARCH_NAMES[arch])
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in fields.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{name}", value)
+    more(writer)
     for name, (array, type_) in arrays.items():
         writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=type_)
     writer.write_header_to_file()

@@ -196,7 +196,8 @@ from vlmkit.errors import CheckpointError
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit_hf.hub import cache
 asked, files, is_update = json.loads(sys.argv[1])
-plugins = load_plugins(PluginSettings(files=tuple(files)), environ={})
+only = ("vlmkit-hf",)  # vlmkit-torch reads GGUF, too
+plugins = load_plugins(PluginSettings(files=tuple(files), only=only), environ={})
 try:
     checkpoint = resolve(asked, plugins, is_update=is_update)
     local = [resolve_local(name, plugins).file.name for name in cache.cached_models()]

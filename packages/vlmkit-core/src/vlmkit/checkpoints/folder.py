@@ -68,9 +68,9 @@ def _no_model(folder: Path) -> CheckpointError:
         )
     if ggufs := sorted(path.name for path in folder.glob("*.gguf")):
         return CheckpointError(
-            f"{problem}it has no config.json, without which GGUF ({ggufs[0]!r}) is not read",
-            hint="load the safetensors model that it was made from; vlmkit-torch reads a GGUF file "
-            "beside the config.json and the tokenizer files of that model",
+            f"{problem}it has GGUF ({ggufs[0]!r}) and no config.json",
+            hint="fetch config.json and the tokenizer files of the model that it was made from; a "
+            "file alone is read where a plugin owns the suffix '.gguf', such as vlmkit-torch",
         )
     return CheckpointError(
         f"{problem}it has no config.json",

@@ -58,9 +58,14 @@ def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
 
 
 def gguf_file(checkpoint: Checkpoint) -> Path | None:
-    """Return the GGUF file of a folder that has one and no safetensors; None for other folders."""
+    """Return the GGUF file that holds a model's weights; None if other files do.
+
+    It is the file that was named, or that of a folder that has one and no safetensors.
+    """
+    if checkpoint.file is not None:
+        return checkpoint.file if checkpoint.file.suffix.lower() == ".gguf" else None
     found = sorted(checkpoint.path.glob("*.gguf"))
-    if len(found) != 1 or checkpoint.file is not None or checkpoint.has("*.safetensors*"):
+    if len(found) != 1 or checkpoint.has("*.safetensors*"):
         return None
     return found[0]
 

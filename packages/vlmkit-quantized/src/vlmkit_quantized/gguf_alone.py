@@ -1,0 +1,88 @@
+"""A folder for a model in a GGUF file alone: config, tokenizer and chat template from its header.
+
+The folder lies in the user's cache and holds no weights. Reads no weight, and supports text models
+of one file.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.derived_files import derived_folder
+from vlmkit_quantized.errors import UNQUANTIZED, FormatError
+from vlmkit_quantized.gguf_config import config_of
+from vlmkit_quantized.gguf_file import read_header
+from vlmkit_quantized.gguf_metadata import Metadata
+from vlmkit_quantized.gguf_tokenizer import tokenizer_of
+
+SUFFIX = ".gguf"
+TEMPLATE = "tokenizer.chat_template"
+NAMED_TEMPLATE = re.compile(rf"{re.escape(TEMPLATE)}\.([a-z0-9_]{{1,64}})")
+ENDS = ("eos", "eot", "eom")
+"""Tokens that end an answer, in the words of the format."""
+
+
+def derived(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of a file with the folder that was derived from it.
+
+    Raises:
+        CheckpointError: the file is no GGUF file, contradicts itself, or is not supported; or the
+            cache cannot be written.
+    """
+    file = checkpoint.file
+    if file is None or not file.name.lower().endswith(SUFFIX):
+        raise CheckpointError(f"model {checkpoint.name!r} is no file that ends with {SUFFIX!r}")
+    try:
+        contents = _contents(Metadata(file.name, read_header(file)))
+    except FormatError as error:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} cannot be read: {error}", hint=UNQUANTIZED
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"the file of model {checkpoint.name!r} cannot be read: {error.strerror}",
+            hint="see who may read it",
+        ) from error
+    return replace(checkpoint, path=derived_folder(file, contents))
+
+
+def _contents(found: Metadata) -> Mapping[str, bytes]:
+    """Return the files of the folder.
+
+    Raises:
+        FormatError: the file is not supported.
+    """
+    config = config_of(found)
+    tokenizer, settings = tokenizer_of(found)
+    templates = _templates(found)
+    if templates.keys() - {"default"}:
+        settings["chat_template"] = [
+            {"name": name, "template": template} for name, template in templates.items()
+        ]
+    generation: dict[str, Any] = {"bos_token_id": config["bos_token_id"]}
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in ENDS)
+    generation["eos_token_id"] = [found.integer(key) for key in keys if found.has(key)] or None
+    contents = {
+        "config.json": config,
+        "generation_config.json": generation,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": settings,
+    }
+    files = {name: json.dumps(each, ensure_ascii=False).encode() for name, each in contents.items()}
+    if templates.keys() == {"default"}:
+        files["chat_template.jinja"] = templates["default"].encode()
+    return files
+
+
+def _templates(found: Metadata) -> dict[str, str]:
+    """Return the chat templates by their names."""
+    named = {
+        match[1]: found.text(key)
+        for key in found.file.fields
+        if (match := NAMED_TEMPLATE.fullmatch(key))
+    }
+    return {"default": found.text(TEMPLATE)} | named if found.has(TEMPLATE) else named
