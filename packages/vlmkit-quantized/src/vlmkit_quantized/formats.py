@@ -14,7 +14,7 @@ from vlmkit.kit.objection import Objection
 from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gguf_weights, gptq, summary
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_weights import GgufWeight
-from vlmkit_quantized.layers import Outline
+from vlmkit_quantized.layers import MATRIX_AXES, Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.summary import Summary
 from vlmkit_quantized.weight import Layout, QuantizedLinear, QuantizedWeight
@@ -33,6 +33,23 @@ class Format:
 
     outlines: Callable[[StoredArrays, Mapping[str, Any]], list[Outline]]
     weights: Callable[[StoredArrays, Mapping[str, Any]], Iterator[QuantizedWeight]]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerLayer:
+    """The weight of a linear layer whose codes are integers, by headers.
+
+    Attributes:
+        rows: its outputs.
+        columns: its inputs.
+        num_groups: groups of a row, each with a scale.
+        bits: of a code.
+    """
+
+    rows: int
+    columns: int
+    num_groups: int
+    bits: int
 
 
 FORMATS: Mapping[str, Format] = {
@@ -202,6 +219,43 @@ def _summarize(checkpoint: Checkpoint) -> Summary:
         return summary.of_layers(method, stored, fields, found.outlines(stored, fields))
     except FormatError as error:
         raise error.of(checkpoint) from error
+
+
+def integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
+    """Return the weights with packed integers in groups of a row, by headers.
+
+    Weights whose codes stand for floats are left out, and those of GGUF.
+
+    Raises:
+        CheckpointError: they are not supported, or contradict ``quantization_config``.
+    """
+    try:
+        if is_gguf(checkpoint):
+            return {}
+        found, fields = _format_of(checkpoint)
+        stored = StoredArrays(checkpoint)
+        layers = (_integer_layer(stored, outline) for outline in found.outlines(stored, fields))
+        return {f"{name}.weight": layer for name, layer in filter(None, layers)}
+    except FormatError as error:
+        raise error.of(checkpoint) from error
+
+
+def _integer_layer(stored: StoredArrays, outline: Outline) -> tuple[str, IntegerLayer] | None:
+    """Return the name of a layer and its sizes; None if it has no groups of integers."""
+    name = outline.tensors[0].rpartition(".")[0]
+    parts = stored.layers[name]
+    if "qweight" in parts:  # scales of GPTQ and AWQ are transposed
+        num_groups, rows = parts["scales"].shape
+    elif "weight_packed" in parts and parts["weight_packed"].dtype in ("I32", "U32"):
+        rows = parts["weight_packed"].shape[0]
+        scales = parts["weight_scale"].shape
+        if len(scales) != MATRIX_AXES or scales[0] != rows:
+            return None
+        num_groups = scales[1]
+    else:
+        return None
+    columns, rest = divmod(outline.num_weights, rows)
+    return None if rest else (name, IntegerLayer(rows, columns, num_groups, outline.bits))
 
 
 def weights(checkpoint: Checkpoint) -> Mapping[str, ReadWeight | ReadTensor]:

@@ -25,14 +25,16 @@ from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine import kernel_memory, packing
 from vlmkit_torch.engine.torch_engine import TorchEngine
+from vlmkit_torch.loading.int4_linear import PlannedInt4Linear
+from vlmkit_torch.loading.packed_layers import modules_of
 from vlmkit_torch.loading.reader_choice import reader_of
 from vlmkit_torch.loading.reading import auto_class
-from vlmkit_torch.loading.weights import LoadedModel, load_plan
+from vlmkit_torch.loading.weights import LoadedModel, load_plan, quantized_layers
 from vlmkit_torch.model.features import to_tensor
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
-from vlmkit_torch.support import sizing
+from vlmkit_torch.support import int4, sizing
 from vlmkit_torch.support.peak_memory import META, peak_memory
 from vlmkit_torch.vision.encoder import CPU, encoder_of
 
@@ -133,10 +135,16 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
     tensors = [*model.parameters(), *model.buffers()]
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = str(dtype).removeprefix("torch.")
+    is_packed = quantized_layers(context, device, dtype, reader) != "dense"
+    if is_packed:
+        for path in modules_of(int4.layers_of(context.files), model).values():
+            model.get_submodule(path).__class__ = PlannedInt4Linear
     if reader is not None:
-        num_bytes = sizing.weight_bytes(context.files, name)
+        num_bytes = sizing.weight_bytes(context.files, name, is_packed=is_packed)
     num = sum(weight.numel() for weight in model.parameters())
-    own = sizing.expansion(context.files, name) if reader is not None and reader.is_own else ""
+    own = ""
+    if reader is not None and reader.is_own:
+        own = sizing.expansion(context.files, name, is_packed=is_packed)
     detail = ", ".join(filter(None, (name, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
     return model, device, weights, cache_bytes

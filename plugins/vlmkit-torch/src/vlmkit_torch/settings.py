@@ -15,6 +15,7 @@ from vlmkit.settings.bounds import (
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "int8"]
+QuantizedLayers = Literal["auto", "packed", "dense"]
 
 
 class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +68,9 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             cut has to fit.
         packed_weights: on a CPU, bring linear layers into the layout that small batches read
             fastest, one group a step, once two sequences were served.
+        quantized_layers: form of the linear layers of a 4-bit checkpoint on a CPU. ``packed`` keeps
+            their integers where torch's 4-bit operator can hold them, and computes in bfloat16.
+            ``dense`` expands them. ``auto`` packs what is faster so, of models in bfloat16.
         attention: name of the attention backend; ``auto`` takes the preferred one that can run the
             model. Other plugins may offer some.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
@@ -82,6 +86,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     max_sequences: Sequences = 64
     max_chunk_tokens: Positive = 2048
     packed_weights: bool = True
+    quantized_layers: QuantizedLayers = "auto"
     attention: str = "auto"
     self_check: bool = True
 

@@ -4,19 +4,22 @@
 changed settings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_quantized import formats
+from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.interfaces.torch_weights import WeightReader
 from vlmkit_torch.loading import decompression
 from vlmkit_torch.support import compressed_tensors, quantization
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class QuantizedLayer:
     def dense(self) -> torch.Tensor:
         """Return the values in float32."""
         return torch.from_numpy(self.weight.dense())
+
+    def packed(self, pack: Callable[[QuantizedLinear], T | None]) -> T | None:
+        """Return what a function makes of the integers; None if it makes nothing of them."""
+        return pack(self.weight.packed()) if isinstance(self.weight, formats.ReadWeight) else None
 
 
 class QuantizedReader(WeightReader):

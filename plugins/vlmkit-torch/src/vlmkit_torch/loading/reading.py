@@ -31,6 +31,7 @@ from vlmkit.kit.config_bounds import failed_field
 from vlmkit.kit.one_line import named
 from vlmkit_quantized import formats
 from vlmkit_torch.devices import faults
+from vlmkit_torch.loading.packed_layers import PackedLayers, packed_layers
 from vlmkit_torch.loading.reader_choice import Reader, own_reader_of
 from vlmkit_torch.loading.supplied_weights import SuppliedWeights
 from vlmkit_torch.support import quantization
@@ -100,6 +101,7 @@ def read_model(
     config: PretrainedConfig,
     dtype: torch.dtype | str,
     reader: Reader | None = None,
+    quantized_layers: str = "dense",
 ) -> PreTrainedModel:
     """Return the model on the CPU.
 
@@ -108,6 +110,7 @@ def read_model(
         config: from :func:`read_config`.
         dtype: of the weights; ``auto`` is that of the files.
         reader: as for :func:`read_config`.
+        quantized_layers: ``engine.quantized_layers`` where they may stay packed.
 
     Raises:
         CheckpointError: the family is not supported, or weights are absent, have the wrong shape
@@ -117,7 +120,10 @@ def read_model(
     auto = auto_class(checkpoint, config)
     _refuse_larger(checkpoint, config, auto)
     reader = reader or own_reader_of(checkpoint)
-    supplied = _supplied(checkpoint, config, reader)
+    layers = None
+    if quantized_layers != "dense":
+        layers = packed_layers(checkpoint, config, auto, quantized_layers)
+    supplied = _supplied(checkpoint, config, reader, layers)
     try:
         with _without_bar(), _reading(reader):
             if reader is not None:
@@ -137,6 +143,8 @@ def read_model(
     if supplied is not None and supplied.failure is not None:
         raise supplied.failure
     _refuse_gaps(checkpoint, report)
+    if layers is not None:
+        layers.install(model)
     if reader is not None:
         reader.call("finish", reader.reader.finish, model)
     model.eval().requires_grad_(requires_grad=False)  # type: ignore[no-untyped-call]
@@ -201,12 +209,15 @@ def _from_pretrained(
 
 
 def _supplied(
-    checkpoint: Checkpoint, config: PretrainedConfig, reader: Reader | None
+    checkpoint: Checkpoint,
+    config: PretrainedConfig,
+    reader: Reader | None,
+    layers: PackedLayers | None,
 ) -> SuppliedWeights | None:
     """Return the weights that a reader supplies; None if transformers reads all of them."""
     if reader is None or getattr(config, "quantization_config", None) is not None:
         return None
-    return SuppliedWeights(checkpoint, reader)
+    return SuppliedWeights(checkpoint, reader, layers)
 
 
 def _reading(reader: Reader | None) -> AbstractContextManager[None]:

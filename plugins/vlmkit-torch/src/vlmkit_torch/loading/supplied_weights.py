@@ -8,6 +8,7 @@ import torch
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_torch.interfaces.torch_weights import StoredWeight
+from vlmkit_torch.loading.packed_layers import PackedLayers
 from vlmkit_torch.loading.reader_choice import Reader
 from vlmkit_torch.loading.stored_tensors import StoredTensors
 
@@ -21,9 +22,13 @@ class SuppliedWeights:
     Args:
         checkpoint: the files.
         reader: supplies the quantized weights.
+        layers: those that stay packed; None if none does.
     """
 
-    def __init__(self, checkpoint: Checkpoint, reader: Reader) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, reader: Reader, layers: PackedLayers | None = None
+    ) -> None:
+        self._layers = layers
         self.failure: CheckpointError | None = None
         self._name = checkpoint.name
         self._reader = reader
@@ -51,14 +56,18 @@ class SuppliedWeights:
         supplied = {name: _Lazy(self, name, weight) for name, weight in weights.items()}
         return {name: self._stored.slice(name) for name in plain} | supplied
 
-    def dense(self, name: str, weight: StoredWeight) -> torch.Tensor:
-        """Return one weight; only one is computed at a time.
+    def value(self, name: str, weight: StoredWeight) -> torch.Tensor:
+        """Return one weight, or a placeholder if it stays packed; one is computed at a time.
 
         Raises:
             CheckpointError: the reader fails, or returns something else than it must.
         """
         try:
             with self._lock:
+                if self._layers is not None:
+                    placeholder = self._layers.placeholder(name, weight)
+                    if placeholder is not None:
+                        return placeholder
                 found: object = self._reader.call(f"dense of {name}", weight.dense)
                 shape = tuple(self._reader.call("shape", lambda: weight.shape))
             if not isinstance(found, torch.Tensor) or not found.is_floating_point():
@@ -89,7 +98,7 @@ class _Lazy:
         self._weight = weight
 
     def __getitem__(self, _: object) -> torch.Tensor:
-        return self._supplied.dense(self._name, self._weight)
+        return self._supplied.value(self._name, self._weight)
 
     def get_shape(self) -> list[int]:
         """Return the shape, as safetensors does."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
@@ -18,8 +19,8 @@ from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.loading.mapped_files import MappedFiles
 from vlmkit_torch.loading.reader_choice import Reader, reader_of
 from vlmkit_torch.loading.reading import auto_class, read_config, read_model
-from vlmkit_torch.settings import ComputeSettings
-from vlmkit_torch.support import quantization, sizing
+from vlmkit_torch.settings import ComputeSettings, EngineSettings
+from vlmkit_torch.support import int4, quantization, sizing
 
 
 @dataclass(slots=True)
@@ -76,7 +77,8 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
             _move(entry.model, device, dtype)
             entry.is_movable, entry.cache_bytes = False, cache_bytes
             return entry
-    model = load(context.files, config, device, dtype, reader)
+    how = quantized_layers(context, device, dtype, reader)
+    model = load(context.files, config, device, dtype, reader, how)
     is_read_here = reader is None or reader.is_own
     loaded.append(LoadedModel(model, is_movable, cache_bytes, name, is_read_here))
     return loaded[-1]
@@ -96,7 +98,8 @@ def examine(context: BuildContext) -> str:
     name = str(dtype).removeprefix("torch.")
     found = [name, str(device)]
     if reader is not None:
-        own = sizing.expansion(context.files, name) if reader.is_own else ""
+        is_packed = quantized_layers(context, device, dtype, reader) != "dense"
+        own = sizing.expansion(context.files, name, is_packed=is_packed) if reader.is_own else ""
         found += filter(None, [reader.who, own])
     return ", ".join(found)
 
@@ -133,6 +136,7 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
     reader: Reader | None = None,
+    quantized_layers: str = "dense",
 ) -> PreTrainedModel:
     """Read the weights, memory-mapped, and move them to the device.
 
@@ -144,10 +148,11 @@ def load(
             installed.
         EngineError: the device failed, or has too little memory.
     """
-    sizing.report_expansion(checkpoint, str(dtype).removeprefix("torch."))
+    if quantized_layers == "dense":
+        sizing.report_expansion(checkpoint, str(dtype).removeprefix("torch."), device.type)
     stored = stored_dtype(checkpoint) if device.type == "cpu" else None
     if stored is None or dtype in (stored, torch.float16):
-        model = read_model(checkpoint, config, dtype, reader)
+        model = read_model(checkpoint, config, dtype, reader, quantized_layers)
         _move(model, device)
         return model
     model = read_model(checkpoint, config, stored)
@@ -156,6 +161,29 @@ def load(
     files = (checkpoint.path / name for name in weights_of(checkpoint).files)
     _move(model, device, dtype, MappedFiles(files))
     return model
+
+
+def quantized_layers(
+    context: BuildContext, device: torch.device, dtype: torch.dtype, reader: Reader | None
+) -> str:
+    """Return ``engine.quantized_layers`` where layers may stay packed, else ``dense``.
+
+    Raises:
+        ConfigError: packed layers are asked for, and the model cannot have any.
+    """
+    settings = sizing.settings_of(context)
+    wanted = settings.quantized_layers if isinstance(settings, EngineSettings) else "dense"
+    name, checkpoint = str(dtype).removeprefix("torch."), context.files
+    is_read_here = reader is not None and reader.is_own and device.type == "cpu"
+    if is_read_here and int4.may_pack(checkpoint, settings, name):
+        return wanted
+    if wanted == "packed":
+        raise ConfigError(
+            f'engine.quantized_layers = "packed": model {checkpoint.name!r} has no 4-bit linear '
+            f"layers that torch's operator can hold, on device {str(device)!r} in {name}",
+            hint="it takes a CPU, bfloat16, and integers of at most 4 bits in groups of 32 or more",
+        )
+    return "dense"
 
 
 def stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:

@@ -20,7 +20,7 @@ from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.support import quantization
+from vlmkit_torch.support import int4, quantization
 
 log = logging.getLogger(__name__)
 
@@ -126,15 +126,19 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     Raises:
         CheckpointError: none fits.
     """
-    names = candidates(checkpoint) if settings.dtype == "auto" else (settings.dtype,)
+    names: tuple[str, ...] = (settings.dtype,)
+    if settings.dtype == "auto":
+        names = (int4.DTYPE,) if prefers_packed(checkpoint, settings) else candidates(checkpoint)
     available = _available_bytes(checkpoint)
     if available is None:
         return CpuPlan(names[0], CACHE_BYTES)
     stated = _stated_cache_bytes(settings)
-    needs = {}
+    needs: dict[str, int] = {}
     for name in names:
-        own = weight_bytes(checkpoint, name) + WORKING_BYTES
-        needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading_bytes(checkpoint, name))
+        is_packed = int4.may_pack(checkpoint, settings, name)
+        own = weight_bytes(checkpoint, name, is_packed=is_packed) + WORKING_BYTES
+        loading = loading_bytes(checkpoint, name, is_packed=is_packed)
+        needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading)
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
             return CpuPlan(name, min(CACHE_BYTES, available - own))
@@ -158,43 +162,66 @@ def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
     return ("float32",) if own == "float32" else ("float32", own)
 
 
+def prefers_packed(checkpoint: Checkpoint, settings: ComputeSettings) -> bool:
+    """Return whether the precision in which layers stay packed is that of a checkpoint.
+
+    It is if the user asks for packed layers, or if the checkpoint states bfloat16 and this CPU
+    multiplies it. One in float16 would lose bits.
+    """
+    if not int4.may_pack(checkpoint, settings, int4.DTYPE):
+        return False
+    is_named = isinstance(settings, EngineSettings) and settings.quantized_layers == "packed"
+    return is_named or (_stated_dtype(checkpoint) == int4.DTYPE and multiplies_bfloat16())
+
+
 def multiplies_bfloat16() -> bool:
     """Return whether this CPU has bfloat16 units."""
     return not BFLOAT16_UNITS.isdisjoint(processor.features())
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+def weight_bytes(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> int:
     """Return the bytes of a checkpoint's weights in memory.
 
     A lower bound where a package runs layers with quantized weights.
+
+    Args:
+        checkpoint: the files.
+        dtype: the precision of the model.
+        is_packed: whether the layers stay packed that :mod:`.int4` finds.
     """
     if (summary := quantization.summary_of(checkpoint)) is not None:
-        return summary.num_weights * ITEM_BYTES[dtype]
+        num_bytes = summary.num_weights * ITEM_BYTES[dtype]
+        layers = int4.layers_of(checkpoint).values() if is_packed else ()
+        dense = sum(layer.rows * layer.columns for layer in layers) * ITEM_BYTES[dtype]
+        return num_bytes - dense + sum(map(int4.packed_bytes, layers))
     stored = weights_of(checkpoint)
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
     return stored.num_parameters * ITEM_BYTES[dtype]
 
 
-def loading_bytes(checkpoint: Checkpoint, dtype: str) -> int:
+def loading_bytes(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> int:
     """Return the most bytes that weights take while they are read.
 
     The largest weight is expanded when all others are in memory already, at worst. Weights of
     experts that transformers merges are there as parts and as a whole.
     """
-    whole = weight_bytes(checkpoint, dtype)
+    whole = weight_bytes(checkpoint, dtype, is_packed=is_packed)
     if (summary := quantization.summary_of(checkpoint)) is None:
         return whole
     return whole + summary.largest * EXPANDING_BYTES + summary.largest_merged * ITEM_BYTES[dtype]
 
 
-def expansion(checkpoint: Checkpoint, dtype: str) -> str:
-    """Return how weights are quantized and what they take when expanded; empty if they are not."""
+def expansion(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> str:
+    """Return how weights are quantized and what they take in memory; empty if they are not."""
     if (summary := quantization.summary_of(checkpoint)) is None:
         return ""
-    whole = _size(weight_bytes(checkpoint, dtype))
-    peak = _size(loading_bytes(checkpoint, dtype))
-    return f"{summary}; expanded to {dtype}: {whole}, at most {peak} while they are read"
+    whole = _size(weight_bytes(checkpoint, dtype, is_packed=is_packed))
+    peak = _size(loading_bytes(checkpoint, dtype, is_packed=is_packed))
+    how = f"expanded to {dtype}"
+    if is_packed:
+        how = f"{len(int4.layers_of(checkpoint))} layers packed, others in {dtype}"
+    return f"{summary}; {how}: {whole}, at most {peak} while they are read"
 
 
 def _size(num_bytes: int) -> str:
@@ -207,20 +234,23 @@ def file_bytes(checkpoint: Checkpoint) -> int:
     return weights_of(checkpoint).num_bytes if file is None else file.stat().st_size
 
 
-def report_expansion(checkpoint: Checkpoint, dtype: str) -> None:
+def report_expansion(checkpoint: Checkpoint, dtype: str, device: str) -> None:
     """Log how much memory quantized weights take when they are expanded; warn if it is much more.
 
     Args:
         checkpoint: the files.
         dtype: the precision of the model.
+        device: the type of its device.
     """
     if not quantization.is_read_here(checkpoint):
         return
     in_files, in_memory = file_bytes(checkpoint), weight_bytes(checkpoint, dtype)
+    can_pack = device == "cpu" and bool(int4.layers_of(checkpoint))
     log.log(
         logging.WARNING if in_memory >= in_files + MUCH_BYTES else logging.INFO,
-        "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files",
+        "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files%s",
         *(checkpoint.name, dtype, in_memory / GIB, in_files / GIB),
+        '; engine.quantized_layers = "packed" keeps 4 bits, in bfloat16' if can_pack else "",
     )
 
 

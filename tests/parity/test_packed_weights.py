@@ -1,0 +1,320 @@
+"""Layers that stay packed compute what their dequantized weights do, and answer alike."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from parity import pipeline, runner  # noqa: E402 - they need torch
+from quantized_checkpoints import awq, bitsandbytes, compressed, folders, gptq  # noqa: E402
+from quantized_checkpoints.folders import Quantized  # noqa: E402
+from vlmkit.errors import ConfigError, VlmkitError  # noqa: E402
+from vlmkit.interfaces.memory_plan import PlannedLoad  # noqa: E402
+from vlmkit.kit.checkpoint import Checkpoint  # noqa: E402
+from vlmkit.plugins.registry import BuildContext  # noqa: E402
+from vlmkit_quantized.formats import IntegerLayer  # noqa: E402
+from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
+from vlmkit_torch import memory_plan  # noqa: E402
+from vlmkit_torch.engine import torch_engine  # noqa: E402
+from vlmkit_torch.loading import packed_layers  # noqa: E402
+from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
+from vlmkit_torch.loading.packed_layers import Timings  # noqa: E402
+from vlmkit_torch.settings import EngineSettings  # noqa: E402
+from vlmkit_torch.support import int4  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not has_operators(), reason="this torch has no 4-bit operator")
+
+Saved = Callable[[str], Path]
+MIB = 2**20
+PACKED = {"quantized_layers": "packed"}
+METHODS: dict[str, tuple[Callable[..., Quantized], dict[str, Any]]] = {
+    "gptq": (gptq.make, {"group_size": 32}),
+    "gptq, any order": (
+        gptq.make,
+        {"group_size": 32, "version": 2, "is_symmetric": False, "is_ordered": True},
+    ),
+    "gptq, 3 bits": (gptq.make, {"group_size": 32, "bits": 3, "is_symmetric": False}),
+    "awq": (awq.make, {"group_size": 32}),
+    "compressed": (
+        compressed.make,
+        {"weights": {"symmetric": False, "group_size": 32}, "plain": "vision|visual"},
+    ),
+}
+CASES = [
+    (method, family)
+    for method in METHODS
+    for family in ("llama", "phi3", "llava", "qwen2_5_vl")
+    if method != "awq" or family in ("llama", "phi3")  # sizes of towers are no multiples of 32
+]
+
+
+def weight(rows: int, columns: int, size: int, seed: int, **more: Any) -> QuantizedLinear:
+    numbers = np.random.default_rng(seed)
+    groups = columns // size
+    bits = more.pop("bits", 4)
+    return QuantizedLinear(
+        codes=numbers.integers(0, 2**bits, (rows, columns)).astype(np.uint8),
+        bits=bits,
+        scales=numbers.uniform(0.001, 0.01, (rows, groups)).astype(np.float16).astype(np.float32),
+        **{"zero_points": numbers.integers(0, 2**bits, (rows, groups)).astype(np.int16), **more},
+    )
+
+
+def values_of(layer: Int4Linear) -> torch.Tensor:
+    """Return the weights of a layer: its products with one column each."""
+    return layer(torch.eye(layer.in_features, dtype=torch.bfloat16)).T.double()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("size", [32, 64, 96, 128, 256, 512])
+def test_a_packed_weight_differs_from_the_dense_one_by_bfloat16_alone(size: int, bits: int) -> None:
+    columns = 2 * size
+    numbers = np.random.default_rng(size)
+    order = numbers.permutation(columns).astype(np.int32) // size
+    for given in (None, order):
+        made = weight(48, columns, size, bits, bits=bits, column_groups=given)
+        layer = packed(made)
+        assert layer is not None
+        dense = torch.from_numpy(made.dense()).double()
+        # Scale, zero and output are rounded to 8 bits, and the last but one to 16 steps of a scale.
+        scales = torch.from_numpy(made.scales).double().amax()
+        bound = 2**-8 * dense.abs() + 2**-8 * 16 * scales
+        assert ((values_of(layer) - dense).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_products_are_within_the_bound_of_bfloat16_for_any_zero_points(size: int) -> None:
+    made = weight(64, 512, size, seed=3)
+    layer = packed(made)
+    assert layer is not None
+    numbers = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 512, generator=numbers).bfloat16() + 2  # sums over groups are not small
+    dense = torch.from_numpy(made.dense()).double()
+    exact = x.double() @ dense.T
+    found, plain = layer(x).double(), (x @ dense.bfloat16().T).double()
+    magnitude = x.double().abs() @ dense.abs().T
+    # The scale, the product, and its sum with the second product are rounded to 8 bits each.
+    assert ((found - exact).abs() / magnitude).max() <= 3.1 * 2**-9
+    assert (found - exact).norm() <= 3 * (plain - exact).norm()
+
+
+def test_scales_and_zeros_of_the_checkpoint_are_exact_where_bfloat16_holds_them() -> None:
+    made = weight(32, 128, 32, seed=1)
+    scales = np.full_like(made.scales, 2.0**-7)
+    exact = QuantizedLinear(made.codes, 4, scales, made.zero_points)
+    layer = packed(exact)
+    assert layer is not None
+    assert torch.equal(values_of(layer), torch.from_numpy(exact.dense()).double())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        weight(20, 64, 32, seed=0),
+        weight(32, 64, 16, seed=0),
+        weight(32, 64, 32, seed=0, bits=8),
+        weight(32, 64, 32, seed=0, zero_points=None, levels=np.linspace(-1, 1, 16, dtype="f4")),
+        weight(32, 64, 32, seed=0, offsets=np.ones((32, 2), np.float32)),
+        weight(32, 64, 32, seed=0, column_groups=(np.arange(64) // 40).astype(np.int32)),
+    ],
+    ids=["rows", "group size", "bits", "levels", "offsets", "uneven groups"],
+)
+def test_what_the_operator_cannot_hold_stays_dense(made: QuantizedLinear) -> None:
+    assert packed(made) is None
+
+
+def engine_of(folder: Path, **settings: Any) -> torch_engine.TorchEngine:
+    tiny = {"device": "cpu", "cache_tokens": 256, "block_tokens": 4, "max_chunk_tokens": 64}
+    chosen = EngineSettings(**{**tiny, **PACKED, **settings})
+    return torch_engine.build(BuildContext("", Checkpoint("model", folder), chosen))
+
+
+def layers_of(engine: torch_engine.TorchEngine) -> list[Int4Linear]:
+    return [it for it in engine._views.model.modules() if isinstance(it, Int4Linear)]
+
+
+def paths_of(engine: torch_engine.TorchEngine) -> set[str]:
+    model = engine._views.model
+    return {name for name, module in model.named_modules() if isinstance(module, Int4Linear)}
+
+
+@pytest.mark.parametrize(("method", "family"), CASES)
+def test_layers_stay_packed_and_answers_are_those_of_dense_ones(
+    method: str, family: str, saved: Saved, tmp_path: Path
+) -> None:
+    make, how = METHODS[method]
+    folder = make(saved(family), tmp_path, **how).folder
+    asked = runner.requests(family)
+    rows = {}
+    for layers in ("packed", "dense"):
+        sizes = {"quantized_layers": layers, "dtype": "bfloat16"}
+        with pipeline.load(folder, sizes=sizes) as model:
+            streamed = pipeline.stream_all(model, asked)
+        rows[layers] = [[sample.logprob for sample in samples[:1]] for _, samples in streamed]
+    found, wanted = (np.array(rows[layers]) for layers in ("packed", "dense"))
+    assert np.abs(found - wanted).max() < 0.1
+
+
+def test_layers_of_the_decoder_are_packed_and_the_tower_and_the_head_are_not(
+    saved: Saved, tmp_path: Path
+) -> None:
+    engine = engine_of(gptq.make(saved("llava"), tmp_path, group_size=32).folder)
+    found = paths_of(engine)
+    assert any(path.endswith("q_proj") for path in found)
+    assert any(path.endswith("down_proj") for path in found)
+    assert not any("vision" in path or "head" in path for path in found)
+    engine.close()
+
+
+def test_merged_experts_stay_dense_and_attention_is_packed(saved: Saved, tmp_path: Path) -> None:
+    engine = engine_of(gptq.make(saved("mixtral"), tmp_path, group_size=32).folder)
+    found = paths_of(engine)
+    assert found
+    assert all("self_attn" in path for path in found)
+    engine.close()
+
+
+def test_layers_are_dense_where_packed_ones_are_slower(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int4, "has_kernel", lambda: True)
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
+    chosen = {"quantized_layers": "auto", "dtype": "bfloat16"}
+    for name, is_faster in (("up_proj", lambda layer: layer.rows > layer.columns), ("", bool)):
+        monkeypatch.setattr(Timings, "is_faster", lambda _, layer, it=is_faster: it(layer))
+        engine = engine_of(folder, **chosen)
+        assert {path for path in paths_of(engine) if name in path}
+        assert all(layer.out_features > layer.in_features for layer in layers_of(engine)) == (
+            name != ""
+        )
+        engine.close()
+    monkeypatch.setattr(Timings, "is_faster", lambda *_: False)
+    engine = engine_of(folder, **chosen)
+    assert not paths_of(engine)
+    engine.close()
+
+
+def test_timings_compare_both_forms_of_any_size() -> None:
+    timings = Timings()
+    for rows, columns, groups in ((48, 64, 2), (256, 512, 1)):
+        assert timings.is_faster(IntegerLayer(rows, columns, groups, 4)) in (True, False)
+
+
+def test_a_torch_without_the_operator_expands_the_layers(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_layers, "has_operators", lambda: False)
+    monkeypatch.setattr(int4, "has_kernel", lambda: True)
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
+    engine = engine_of(folder, quantized_layers="auto", dtype="bfloat16")
+    assert not paths_of(engine)
+    engine.close()
+    with pytest.raises(ConfigError, match="later torch"):
+        engine_of(folder)
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_the_plan_counts_the_bytes_of_packed_layers(
+    saved: Saved, tmp_path: Path, is_symmetric: bool
+) -> None:
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32, is_symmetric=is_symmetric).folder
+    settings = EngineSettings(device="cpu", cache_tokens=256, **PACKED)
+    context = BuildContext("", Checkpoint("model", folder), settings)
+    plan = memory_plan.plan_engine(context, PlannedLoad(context_tokens=100))
+    (planned,) = [need.num_bytes for need in plan.needs if need.name == "weights"]
+    engine = engine_of(folder)
+    model = engine._views.model
+    found = sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
+    assert planned == pytest.approx(found, rel=0.05)
+    engine.close()
+
+
+def test_packed_layers_are_refused_where_there_are_none(saved: Saved, tmp_path: Path) -> None:
+    for folder in (
+        saved("llama"),
+        bitsandbytes.make(saved("llama"), tmp_path).folder,
+    ):
+        with pytest.raises(ConfigError, match="quantized_layers"):
+            engine_of(folder)
+    folder = gptq.make(saved("llama"), tmp_path / "4", group_size=32).folder
+    with pytest.raises(ConfigError, match="float32"):
+        engine_of(folder, dtype="float32")
+
+
+def test_a_contradictory_layer_is_refused_by_name(saved: Saved, tmp_path: Path) -> None:
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
+    name = next(name for name in folders.tensors(folder) if name.endswith("down_proj.scales"))
+    folders.change(folder, lambda stored: stored[name].fill_(float("inf")))
+    with pytest.raises(VlmkitError, match=name.removesuffix(".scales")):
+        engine_of(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_reading_packed_layers_takes_little_more_than_they_do(tmp_path: Path) -> None:
+    """A process reads layers that take 132 MiB in bfloat16, and 36 MiB when packed."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=1024,
+        intermediate_size=6144,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        dtype=torch.bfloat16,
+    )
+    weights: dict[str, torch.Tensor] = {}
+    with torch.device("meta"):
+        shapes = LlamaForCausalLM(config).state_dict()
+    for name, tensor in shapes.items():
+        if "proj" not in name:
+            weights[name] = torch.ones(tensor.shape, dtype=torch.bfloat16)
+            continue
+        layer, (rows, columns) = name.removesuffix(".weight"), tensor.shape
+        weights[f"{layer}.qweight"] = torch.full(
+            (columns // 8, rows), 0x12345678, dtype=torch.int32
+        )
+        weights[f"{layer}.qzeros"] = torch.full((columns // 128, rows // 8), 0x77777777).int()
+        weights[f"{layer}.scales"] = torch.full((columns // 128, rows), 0.001).half()
+    folders.write(tmp_path, weights)
+    config.quantization_config = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    config.quantization_config |= {"sym": True, "desc_act": False, "checkpoint_format": "gptq"}
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    added = {how: peak_bytes(tmp_path, how) for how in ("packed", "dense")}
+    packed_bytes, largest = 36 * MIB, 6 * MIB  # of all layers, and numbers of one
+    libraries = 45 * MIB  # code that reading calls first
+    assert added["packed"] < packed_bytes + 8 * largest + libraries
+    assert added["dense"] > added["packed"] + 30 * MIB
+
+
+def peak_bytes(folder: Path, how: str) -> int:
+    """Return how much the peak of resident memory grows while a process reads a model."""
+    script = """if True:
+        import sys, torch
+        from pathlib import Path
+        from vlmkit.kit.checkpoint import Checkpoint
+        from vlmkit_torch.loading.int4_linear import Int4Linear
+        from vlmkit_torch.loading.reading import read_config, read_model
+        import transformers.models.llama.modeling_llama
+        torch.set_num_threads(1)
+        checkpoint = Checkpoint("model", Path(sys.argv[1]))
+        config = read_config(checkpoint)
+        def resident(what):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
+
+        before = resident("VmRSS")
+        model = read_model(checkpoint, config, torch.bfloat16, None, sys.argv[2])
+        print(resident("VmHWM") - before)
+        """
+    command = [sys.executable, "-c", script, str(folder), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return int(ended.stdout.split()[-1])
