@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,9 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
-from parity import pipeline, runner  # noqa: E402 - they need torch
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402 - they need torch
+
+from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import (  # noqa: E402
     awq,
     bitsandbytes,
@@ -30,10 +33,14 @@ from quantized_checkpoints import (  # noqa: E402
     gptq,
 )
 from quantized_checkpoints.folders import Quantized  # noqa: E402
+from vlmkit.interfaces.memory_plan import PlannedLoad  # noqa: E402
+from vlmkit.plugins.registry import BuildContext  # noqa: E402
+from vlmkit_onnx import memory_plan  # noqa: E402
 from vlmkit_onnx.export import exporter, stored_form  # noqa: E402
 from vlmkit_onnx.export.quantize import BlockLinear  # noqa: E402
 from vlmkit_onnx.export.stored_layers import StoredLayers, block_weights  # noqa: E402
 from vlmkit_onnx.folder import export_cache, manifest  # noqa: E402
+from vlmkit_onnx.settings import EngineSettings  # noqa: E402
 from vlmkit_quantized import formats  # noqa: E402
 from vlmkit_quantized.gguf_blocks import BLOCK_FORMATS  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
@@ -351,6 +358,45 @@ def test_layers_that_a_checkpoint_has_plain_get_a_stated_precision(
     wrong = ["--plain-precision", "int8", "--precision", "int4"]
     assert command(["export", str(made.folder), str(tmp_path / "other"), *wrong]) == 2
     assert "is for quantized checkpoints, without --precision" in capsys.readouterr().err
+
+
+PLANNED: dict[str, Make] = {
+    "awq": partial(awq.make, group_size=-1),
+    "awq, tied": partial(awq.make, group_size=-1, is_tied=True),
+    "Q4_0": partial(gguf_folders.make, kind="Q4_0"),
+    "Q8_0, tied": partial(gguf_folders.make, kind="Q8_0", is_tied=True),
+}
+
+
+@pytest.mark.parametrize("method", PLANNED)
+def test_the_memory_of_integers_is_planned_near_to_the_graph_before_the_export(
+    method: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "one-llama"
+    wider(saved("llama"), source)
+    made = PLANNED[method](source, tmp_path)
+    folder = export(made.folder, tmp_path)
+    planned, exported = (
+        memory_plan.plan_engine(
+            BuildContext("", Checkpoint("m", each), EngineSettings()), PlannedLoad()
+        ).needs[0]
+        for each in (made.folder, folder)
+    )
+    assert planned.name == exported.name == "weights"
+    assert planned.detail.startswith("stored integers")
+    assert 0.95 < planned.num_bytes / exported.num_bytes < 1.3
+
+
+def wider(source: Path, target: Path) -> None:
+    """Save a model whose weights are larger than its graph without them."""
+    shutil.copytree(source, target)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+    config["initializer_range"] = 0.02
+    made = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    model.save_pretrained(target)
 
 
 def test_the_command_keeps_integers_unless_a_precision_is_stated(

@@ -222,9 +222,9 @@ def _planned_export(
     text = _text_config(checkpoint)
     precision = settings.precision or default_precision(checkpoint)
     if precision == "stored":
-        num_bytes = _stored_bytes(checkpoint)
+        num_bytes = _stored_bytes(checkpoint, text["vocab_size"] * text["hidden_size"])
     else:
-        num = weights_of(checkpoint).num_parameters - _tower_parameters(checkpoint)
+        num = _num_weights(checkpoint) - _tower_parameters(checkpoint)
         num_bytes = int(num * _weight_bytes(precision))
     token_bytes = 2 * FLOAT_BYTES * text["num_hidden_layers"] * text["kv_width"]
     if precision == "fp16":
@@ -253,17 +253,32 @@ def _planned_export(
     )
 
 
-def _stored_bytes(checkpoint: Checkpoint) -> int:
+def _num_weights(checkpoint: Checkpoint) -> int:
+    if weight_files.gguf_file(checkpoint) is None:
+        return weights_of(checkpoint).num_parameters
+    from vlmkit_quantized import formats  # imports NumPy
+
+    return formats.summary_of(checkpoint).num_weights
+
+
+def _stored_bytes(checkpoint: Checkpoint, num_embeddings: int) -> int:
     """Return about the bytes of a graph with the integers of a checkpoint, by its headers.
 
-    Integers stay, and the scales of their blocks take a quarter of them. Floats become float32.
+    Integers stay, and the scales of their blocks take a quarter of them. Floats become float32. The
+    embeddings are not in the graph, unless they are its head, too.
     """
+    text = checkpoint.answering.get("text_config")
+    configs = (checkpoint.answering, text if isinstance(text, Mapping) else {})
+    is_tied = any(config.get("tie_word_embeddings") is True for config in configs)
     if (gguf := weight_files.gguf_file(checkpoint)) is not None:
-        return gguf.stat().st_size
+        num = _num_weights(checkpoint)
+        share = 1 if is_tied else 1 - num_embeddings / num
+        return int(gguf.stat().st_size * share * 9 / 8)  # scales of 32 bits in place of 16
     counts = weights_of(checkpoint).num_by_dtype
     integers = sum(num * INTEGER_BYTES.get(dtype, 0) for dtype, num in counts.items())
     floats = sum(num for dtype, num in counts.items() if dtype not in INTEGER_BYTES)
-    return integers * 5 // 4 + (floats - _tower_parameters(checkpoint)) * FLOAT_BYTES
+    floats -= _tower_parameters(checkpoint) + (0 if is_tied else num_embeddings)
+    return integers * 5 // 4 + max(0, floats) * FLOAT_BYTES
 
 
 def _weight_bytes(precision: str) -> float:
