@@ -203,6 +203,17 @@ def test_layers_are_dense_where_packed_ones_are_slower(
     engine.close()
 
 
+def test_layers_stay_dense_where_the_operator_computes_other_values(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = Int4Linear.forward
+    monkeypatch.setattr(Int4Linear, "forward", lambda self, rows: 1.1 * right(self, rows))
+    engine = engine_of(gptq.make(saved("llama"), tmp_path, group_size=32).folder)
+    assert not paths_of(engine)
+    assert "4-bit operator computes other values" in caplog.text
+    engine.close()
+
+
 def test_timings_compare_both_forms_of_any_size() -> None:
     timings = Timings()
     for rows, columns, groups in ((48, 64, 2), (256, 512, 1)):

@@ -15,6 +15,8 @@ from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.support import int4
 
 DTYPE = torch.bfloat16
+CHECKED_ROWS = 2
+MAX_ERROR = 4 * 2**-9  # of a sum of magnitudes; three roundings to 8 bits, and float32's
 MIDDLE = 8  # the code that the operator takes for zero
 INNER_TILES = 1  # has no meaning on a CPU
 
@@ -102,6 +104,18 @@ def packed(weight: QuantizedLinear) -> Int4Linear | None:
         rest.T.contiguous() if has_rest else None,
         None if order is None else torch.from_numpy(order),
     )
+
+
+def agrees(layer: Int4Linear, weight: QuantizedLinear) -> bool:
+    """Return whether a layer computes what the dense weight does, but for rounding, on this CPU.
+
+    A few rows are multiplied. Scales, products and their sum are rounded to bfloat16 each.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(CHECKED_ROWS, layer.in_features, generator=generator).to(DTYPE)
+    dense = torch.from_numpy(weight.dense())
+    difference = (layer(rows).float() - rows.float() @ dense.T).abs()
+    return bool((difference <= MAX_ERROR * (rows.float().abs() @ dense.abs().T)).all())
 
 
 def _scales(weight: QuantizedLinear, num_groups: int) -> tuple[torch.Tensor, ...]:

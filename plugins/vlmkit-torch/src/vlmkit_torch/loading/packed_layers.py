@@ -24,7 +24,14 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_quantized.formats import IntegerLayer
-from vlmkit_torch.loading.int4_linear import DTYPE, Int4Linear, has_operators, packed
+from vlmkit_quantized.weight import QuantizedLinear
+from vlmkit_torch.loading.int4_linear import (
+    DTYPE,
+    Int4Linear,
+    agrees,
+    has_operators,
+    packed,
+)
 from vlmkit_torch.loading.own_readers import QuantizedLayer
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.support import int4, sizing
@@ -61,6 +68,7 @@ class PackedLayers:
             if is_faster is None or is_faster(found[name])
         }
         self._packed: dict[str, Int4Linear] = {}
+        self._agree: dict[tuple[int, ...], bool] = {}
 
     def placeholder(self, name: str, weight: Any) -> torch.Tensor | None:
         """Pack a weight; return what transformers gets for it, or None if it stays dense.
@@ -70,11 +78,27 @@ class PackedLayers:
         """
         if name not in self._modules or not isinstance(weight, QuantizedLayer):
             return None
-        layer = weight.packed(packed)
+        layer = weight.packed(self._pack)
         if layer is None:
             return None
         self._packed[self._modules[name]] = layer
         return torch.zeros(1, 1, dtype=DTYPE).expand(weight.shape)
+
+    def _pack(self, weight: QuantizedLinear) -> Int4Linear | None:
+        """Return the layer of a weight; the first of each size is compared with the dense one."""
+        layer = packed(weight)
+        if layer is None:
+            return None
+        size = (*weight.codes.shape, weight.scales.shape[1])
+        if size not in self._agree:
+            self._agree[size] = agrees(layer, weight)
+            if not self._agree[size]:
+                log.warning(
+                    "linear layers of %d outputs and %d inputs stay dense: torch's 4-bit operator "
+                    "computes other values on this CPU",
+                    *size[:2],
+                )
+        return layer if self._agree[size] else None
 
     def install(self, model: PreTrainedModel) -> None:
         """Replace the layers of a model."""
