@@ -279,6 +279,16 @@ def quantization_tools(session: nox.Session) -> None:
 
 
 @nox.session
+def triton(session: nox.Session) -> None:
+    """Run the kernels of packed weights in Triton's interpreter, and compile them for GPUs."""
+    install(session, *TESTED, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
+    session.install("-q", "triton>=3.4", *TORCH_PIN)
+    for interpret in ("1", "0"):
+        tests = "plugins/vlmkit-torch/tests/test_triton_linear.py"
+        session.run("pytest", tests, *session.posargs, env={"TRITON_INTERPRET": interpret})
+
+
+@nox.session
 def text_alone(session: nox.Session) -> None:
     """Install the text side without torch and run its tests."""
     install(session, *TESTED, HF, groups=("test",))

@@ -1,0 +1,1 @@
+"""Linear layers that compute with packed weights."""
