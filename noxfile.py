@@ -281,7 +281,7 @@ def quantization_tools(session: nox.Session) -> None:
 @nox.session
 def triton(session: nox.Session) -> None:
     """Run the kernels of packed weights in Triton's interpreter, and compile them for GPUs."""
-    install(session, *TESTED, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
+    install(session, *TESTED, HF, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
     session.install("-q", "triton>=3.4", *TORCH_PIN)
     for interpret in ("1", "0"):
         tests = "plugins/vlmkit-torch/tests/test_triton_linear.py"
