@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from vlmkit.errors import EngineError  # noqa: E402
 from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
-from vlmkit_torch.packed import triton_linear  # noqa: E402
-from vlmkit_torch.packed.triton_linear import TritonLinear, reason_against  # noqa: E402
+from vlmkit_torch.loading import triton_linear  # noqa: E402
+from vlmkit_torch.loading.triton_linear import TritonLinear, check, packed  # noqa: E402
 
 ROWS, COLUMNS = 70, 128  # more outputs than a tile, and no multiple of one
-CPU = torch.device("cpu")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="needs TRITON_INTERPRET=1")
 compiled = pytest.mark.skipif(IS_INTERPRETED, reason="needs the compiler: no TRITON_INTERPRET")
@@ -45,14 +45,21 @@ def shuffled_groups(num_groups: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(groups)
 
 
+def layer_of(held: QuantizedLinear) -> TritonLinear:
+    layer = packed(held)
+    assert layer is not None
+    return layer
+
+
 def assert_equals_dense(held: QuantizedLinear, dtype: torch.dtype, num_rows: int = 3) -> None:
-    assert reason_against(held) is None
+    layer = layer_of(held)
     generator = torch.Generator().manual_seed(0)
-    bias = torch.randn(ROWS, generator=generator).to(dtype)
+    layer.bias = torch.nn.Parameter(torch.randn(ROWS, generator=generator).to(dtype))
     inputs = torch.randn(2, num_rows, COLUMNS, generator=generator).to(dtype)
     dense = torch.from_numpy(held.dense()).to(dtype)
-    expected = inputs.double() @ dense.double().T + bias.double()
-    outputs = TritonLinear(held, bias, CPU)(inputs)
+    expected = inputs.double() @ dense.double().T + layer.bias.double()
+    with torch.no_grad():
+        outputs = layer(inputs)
     assert outputs.dtype == dtype
     assert outputs.shape == (2, num_rows, ROWS)
     error = (outputs.double() - expected).abs().max() / expected.abs().max()
@@ -85,22 +92,46 @@ def test_a_global_scale_multiplies_each_weight() -> None:
     assert_equals_dense(weight(4, "levels", global_scale=scale), torch.float32)
 
 
+@interpreted
+def test_the_check_at_load_finds_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(torch.nn.Module):
+        dtype = torch.float32
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up_proj = layer_of(weight(4, "asymmetric"))
+
+    model = Model()
+    check(model)
+    monkeypatch.setattr(TritonLinear, "forward", lambda layer, rows: rows[:, :1].expand(-1, ROWS))
+    with pytest.raises(EngineError, match="'up_proj' on device 'cpu'"):
+        check(model)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "levels"])
+def test_a_layer_expands_to_the_values_of_its_weight(bits: int, kind: str) -> None:
+    for more in ({}, {"column_groups": shuffled_groups(2)}, {"global_scale": np.float32(0.37)}):
+        held = weight(bits, kind, **more)
+        assert torch.equal(layer_of(held).dense(), torch.from_numpy(held.dense()))
+
+
 def test_a_weight_stays_packed() -> None:
-    layer = TritonLinear(weight(4, "symmetric"), None, CPU)
+    layer = layer_of(weight(4, "symmetric"))
     assert layer.codes.numel() * layer.codes.itemsize == ROWS * COLUMNS // 2
 
 
 @pytest.mark.parametrize(
-    ("held", "reason"),
+    "held",
     [
-        (weight(4, "symmetric", num_groups=8), "16 inputs"),
-        (weight(4, "symmetric", offsets=np.zeros((ROWS, 2), np.float32)), "offsets"),
-        (weight(4, "symmetric", column_groups=np.zeros(COLUMNS, np.int32)), "unequal"),
+        weight(4, "symmetric", num_groups=8),
+        weight(4, "symmetric", offsets=np.zeros((ROWS, 2), np.float32)),
+        weight(4, "symmetric", column_groups=np.zeros(COLUMNS, np.int32)),
     ],
-    ids=["small groups", "offsets", "unequal groups"],
+    ids=["groups of 16", "offsets", "unequal groups"],
 )
-def test_what_the_kernel_cannot_hold_has_a_reason(held: QuantizedLinear, reason: str) -> None:
-    assert reason in str(reason_against(held))
+def test_what_the_kernel_cannot_hold_stays_dense(held: QuantizedLinear) -> None:
+    assert packed(held) is None
 
 
 @compiled

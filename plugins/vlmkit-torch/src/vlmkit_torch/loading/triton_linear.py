@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
+from vlmkit.errors import EngineError
 from vlmkit_quantized.weight import QuantizedLinear
 
 SPAN = 32  # inputs that the kernel expands at a time; they share a scale
@@ -18,55 +19,54 @@ HALF = tl.constexpr(SPAN // 2)  # the smallest inner size of a product on tensor
 NIBBLE_BITS = 4
 FEW_ROWS, MANY_ROWS = 16, 64  # of inputs in a tile: for decodes, and for prompts
 TILE_OUTPUTS = 64
-
-
-def reason_against(weight: QuantizedLinear) -> str | None:
-    """Return why the kernel cannot hold a weight; None if it can."""
-    columns = weight.codes.shape[1]
-    group_columns = columns // weight.scales.shape[1]
-    if weight.offsets is not None:
-        return "its groups have offsets"
-    if columns % SPAN or group_columns % SPAN:
-        return f"its groups of {group_columns} inputs are no multiples of {SPAN}"
-    if weight.column_groups is not None and _order(weight) is None:
-        return "its groups have unequal sizes"
-    return None
+MAX_ERROR = 2**-7  # of an output's norm: a precision of 8 bits rounds by half of that
 
 
 class TritonLinear(nn.Module):
     """A linear layer with packed weights.
 
     Args:
-        weight: one that :func:`reason_against` has nothing against.
-        bias: of shape ``[outputs]``, or None.
-        device: where it computes.
+        weight: a weight for which :func:`packed` returns a layer.
+        order: its columns in the order of groups; None if they are in order.
     """
 
-    def __init__(
-        self, weight: QuantizedLinear, bias: torch.Tensor | None, device: torch.device
-    ) -> None:
+    order: torch.Tensor | None
+
+    def __init__(self, weight: QuantizedLinear, order: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.codes.shape
-        self.bias = None if bias is None else nn.Buffer(bias.to(device))
+        self.bias: nn.Parameter | None = None
+        self._has_nibbles = weight.bits <= NIBBLE_BITS
         codes = torch.from_numpy(weight.codes)
-        order = None if weight.column_groups is None else _order(weight)
-        if order is not None:
-            codes = codes[:, order]
-        self.order = None if order is None else nn.Buffer(order.to(device))
-        self.has_nibbles = weight.bits <= NIBBLE_BITS
-        self.codes = nn.Buffer(
-            (_nibbles(codes) if self.has_nibbles else codes.T).contiguous().to(device)
-        )
-        scales = torch.from_numpy(weight.scales)
-        self.scales = nn.Buffer(scales.T.contiguous().to(device))
-        zeros, levels = torch.zeros(1), torch.zeros(1)
+        codes = codes if order is None else codes[:, order]
+        scales = torch.from_numpy(weight.scales.astype("f4")).T.contiguous()
+        zeros = torch.zeros(1)
         if weight.zero_points is not None:
-            zeros = torch.from_numpy(weight.zero_points).float().expand(scales.shape).T.contiguous()
-        if weight.levels is not None:
-            levels = torch.from_numpy(weight.levels)
-        self.has_levels = weight.levels is not None
-        self.zeros, self.levels = nn.Buffer(zeros.to(device)), nn.Buffer(levels.to(device))
-        self.global_scale = None if weight.global_scale is None else float(weight.global_scale)
+            zeros = torch.from_numpy(weight.zero_points.astype("f4")).T.expand(scales.shape)
+        levels = None if weight.levels is None else torch.from_numpy(weight.levels.astype("f4"))
+        scale = weight.global_scale
+        self._global_scale = None if scale is None else float(scale)
+        self.register_buffer("order", order)
+        self.register_buffer(
+            "codes", _nibbles(codes) if self._has_nibbles else codes.T.contiguous()
+        )
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", zeros.contiguous())
+        self.register_buffer("levels", levels)
+
+    def dense(self) -> torch.Tensor:
+        """Return the weight in float32, of shape ``[outputs, inputs]``, without the kernel."""
+        codes = _whole(self.codes) if self._has_nibbles else self.codes
+        groups = codes.view(len(self.scales), -1, self.out_features)
+        if self.levels is not None:
+            values = self.levels[groups.int()]
+        else:
+            values = groups.float() - self.zeros[:, None]
+        values = values * self.scales[:, None]
+        if self._global_scale is not None:
+            values = values * self._global_scale
+        values = values.reshape(-1, self.out_features)
+        return (values if self.order is None else values[self.order.argsort()]).T
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return ``[..., outputs]`` of ``[..., inputs]``, in the type of the inputs."""
@@ -81,16 +81,16 @@ class TritonLinear(nn.Module):
                 self.codes,
                 self.scales,
                 self.zeros,
-                self.levels,
+                self.scales if self.levels is None else self.levels,
                 outputs,
                 len(rows),
                 self.out_features,
                 self.in_features,
                 self.in_features // len(self.scales),
-                1.0 if self.global_scale is None else self.global_scale,
-                has_nibbles=self.has_nibbles,
-                has_levels=self.has_levels,
-                has_global_scale=self.global_scale is not None,
+                1.0 if self._global_scale is None else self._global_scale,
+                has_nibbles=self._has_nibbles,
+                has_levels=self.levels is not None,
+                has_global_scale=self._global_scale is not None,
                 tile_rows=tile_rows,
                 tile_outputs=TILE_OUTPUTS,
                 is_interpreted=not rows.is_cuda,
@@ -156,20 +156,65 @@ def _product(  # noqa: PLR0913, PLR0917 - a kernel takes pointers and numbers on
     tl.store(outputs + at_output, sums.to(outputs.dtype.element_ty), mask=is_inside)
 
 
+def packed(weight: QuantizedLinear) -> TritonLinear | None:
+    """Return a layer with the codes of a weight, without a bias; None if it cannot hold them."""
+    columns, num_groups = weight.codes.shape[1], weight.scales.shape[1]
+    size, rest = divmod(columns, num_groups)
+    if weight.offsets is not None or rest or size % SPAN:
+        return None
+    order = None
+    if weight.column_groups is not None:
+        groups = torch.from_numpy(weight.column_groups)
+        if (torch.bincount(groups, minlength=num_groups) != size).any():
+            return None
+        order = torch.argsort(groups, stable=True)
+    return TritonLinear(weight, order)
+
+
+@torch.no_grad()
+def check(model: nn.Module) -> None:
+    """Compare the kernel with dense weights on the model's device, for each size of layer.
+
+    Raises:
+        EngineError: they differ by more than the order of sums and one rounding explain.
+    """
+    checked = set()
+    for name, layer in model.named_modules():
+        if not isinstance(layer, TritonLinear):
+            continue
+        sizes = (layer.in_features, *layer.codes.shape, *layer.scales.shape)
+        if sizes not in checked:
+            checked.add(sizes)
+            _check(name, layer, model.dtype)
+
+
+def _check(name: str, layer: TritonLinear, dtype: torch.dtype) -> None:
+    weight = layer.dense().to(dtype).float()
+    numbers = torch.Generator().manual_seed(0)
+    for num_rows in (1, FEW_ROWS + 1):
+        rows = torch.randn(num_rows, layer.in_features, generator=numbers)
+        rows = rows.to(weight.device, dtype)
+        expected = nn.functional.linear(rows.float(), weight, layer.bias)
+        error = (layer(rows).float() - expected).norm() / expected.norm()
+        if not error <= MAX_ERROR:
+            raise EngineError(
+                f"the kernel of packed weights computes wrong values of layer {name!r} on device "
+                f"{str(rows.device)!r}",
+                hint='engine.quantized_layers = "dense" does without it',
+            )
+
+
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
     """Return codes ``[outputs, inputs]`` as ``[inputs / 2, outputs]``, two in a byte.
 
     A byte holds the codes of two inputs that are half a span apart.
     """
     spans = codes.T.reshape(-1, 2, SPAN // 2, len(codes))
-    return (spans[:, 0] | spans[:, 1] << NIBBLE_BITS).reshape(-1, len(codes))
+    return (spans[:, 0] | spans[:, 1] << NIBBLE_BITS).reshape(-1, len(codes)).contiguous()
 
 
-def _order(weight: QuantizedLinear) -> torch.Tensor | None:
-    """Return the columns by group; None if groups have unequal sizes."""
-    groups = torch.from_numpy(weight.column_groups)
-    num_groups = weight.scales.shape[1]
-    sizes = torch.bincount(groups, minlength=num_groups)
-    if (sizes != len(groups) // num_groups).any():
-        return None
-    return torch.argsort(groups, stable=True)
+def _whole(nibbles: torch.Tensor) -> torch.Tensor:
+    """Return the codes ``[inputs, outputs]`` of :func:`_nibbles`."""
+    spans = nibbles.view(-1, 1, SPAN // 2, nibbles.shape[1])
+    halves = torch.cat([spans & 2**NIBBLE_BITS - 1, spans >> NIBBLE_BITS], 1)
+    return halves.view(-1, nibbles.shape[1])
