@@ -29,7 +29,7 @@ from vlmkit_torch.loading import packed_layers  # noqa: E402
 from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
 from vlmkit_torch.loading.packed_layers import Timings  # noqa: E402
 from vlmkit_torch.settings import EngineSettings  # noqa: E402
-from vlmkit_torch.support import int4  # noqa: E402
+from vlmkit_torch.support import packed_forms  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_operators(), reason="this torch has no 4-bit operator")
 
@@ -186,7 +186,7 @@ def test_merged_experts_stay_dense_and_attention_is_packed(saved: Saved, tmp_pat
 def test_layers_are_dense_where_packed_ones_are_slower(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int4, "has_kernel", lambda: True)
+    monkeypatch.setattr(packed_forms, "has_kernel", lambda: True)
     folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
     chosen = {"quantized_layers": "auto", "dtype": "bfloat16"}
     for name, is_faster in (("up_proj", lambda layer: layer.rows > layer.columns), ("", bool)):
@@ -224,7 +224,7 @@ def test_a_torch_without_the_operator_expands_the_layers(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_layers, "has_operators", lambda: False)
-    monkeypatch.setattr(int4, "has_kernel", lambda: True)
+    monkeypatch.setattr(packed_forms, "has_kernel", lambda: True)
     folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
     engine = engine_of(folder, quantized_layers="auto", dtype="bfloat16")
     assert not paths_of(engine)
@@ -314,6 +314,7 @@ def peak_bytes(folder: Path, how: str) -> int:
         from vlmkit.kit.checkpoint import Checkpoint
         from vlmkit_torch.loading.int4_linear import Int4Linear
         from vlmkit_torch.loading.reading import read_config, read_model
+        from vlmkit_torch.support.packed_forms import INT4, Packing
         import transformers.models.llama.modeling_llama
         torch.set_num_threads(1)
         checkpoint = Checkpoint("model", Path(sys.argv[1]))
@@ -323,7 +324,8 @@ def peak_bytes(folder: Path, how: str) -> int:
             return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
         before = resident("VmRSS")
-        model = read_model(checkpoint, config, torch.bfloat16, None, sys.argv[2])
+        packing = Packing(INT4, is_timed=False) if sys.argv[2] == "packed" else None
+        model = read_model(checkpoint, config, torch.bfloat16, None, packing)
         print(resident("VmHWM") - before)
         """
     command = [sys.executable, "-c", script, str(folder), how]

@@ -95,17 +95,15 @@ def test_a_global_scale_multiplies_each_weight() -> None:
 @interpreted
 def test_the_check_at_load_finds_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
     class Model(torch.nn.Module):
-        dtype = torch.float32
-
         def __init__(self) -> None:
             super().__init__()
             self.up_proj = layer_of(weight(4, "asymmetric"))
 
     model = Model()
-    check(model)
+    check(model, torch.float32)
     monkeypatch.setattr(TritonLinear, "forward", lambda layer, rows: rows[:, :1].expand(-1, ROWS))
     with pytest.raises(EngineError, match="'up_proj' on device 'cpu'"):
-        check(model)
+        check(model, torch.float32)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -25,16 +25,15 @@ from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine import kernel_memory, packing
 from vlmkit_torch.engine.torch_engine import TorchEngine
-from vlmkit_torch.loading.int4_linear import PlannedInt4Linear
-from vlmkit_torch.loading.packed_layers import modules_of
+from vlmkit_torch.loading.packed_layers import PlannedPackedLinear, modules_of
 from vlmkit_torch.loading.reader_choice import reader_of
 from vlmkit_torch.loading.reading import auto_class
-from vlmkit_torch.loading.weights import LoadedModel, load_plan, quantized_layers
+from vlmkit_torch.loading.weights import LoadedModel, load_plan, packing_of
 from vlmkit_torch.model.features import to_tensor
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
-from vlmkit_torch.support import int4, sizing
+from vlmkit_torch.support import sizing
 from vlmkit_torch.support.peak_memory import META, peak_memory
 from vlmkit_torch.vision.encoder import CPU, encoder_of
 
@@ -135,16 +134,17 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
     tensors = [*model.parameters(), *model.buffers()]
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = str(dtype).removeprefix("torch.")
-    is_packed = quantized_layers(context, device, dtype, reader) != "dense"
-    if is_packed:
-        for path in modules_of(int4.layers_of(context.files), model).values():
-            model.get_submodule(path).__class__ = PlannedInt4Linear
+    packing = packing_of(context, device, dtype, reader)
+    form = None if packing is None else packing.form
+    if form is not None:
+        for path in modules_of(form.layers_of(context.files), model).values():
+            model.get_submodule(path).__class__ = PlannedPackedLinear
     if reader is not None:
-        num_bytes = sizing.weight_bytes(context.files, name, is_packed=is_packed)
+        num_bytes = sizing.weight_bytes(context.files, name, form)
     num = sum(weight.numel() for weight in model.parameters())
     own = ""
     if reader is not None and reader.is_own:
-        own = sizing.expansion(context.files, name, is_packed=is_packed)
+        own = sizing.expansion(context.files, name, form)
     detail = ", ".join(filter(None, (name, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
     return model, device, weights, cache_bytes

@@ -68,9 +68,11 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             cut has to fit.
         packed_weights: on a CPU, bring linear layers into the layout that small batches read
             fastest, one group a step, once two sequences were served.
-        quantized_layers: form of the linear layers of a 4-bit checkpoint on a CPU. ``packed`` keeps
-            their integers where torch's 4-bit operator can hold them, and computes in bfloat16.
-            ``dense`` expands them. ``auto`` packs what is faster so, of models in bfloat16.
+        quantized_layers: form of the linear layers of a quantized checkpoint. ``dense`` expands
+            them. On a CPU, ``packed`` keeps integers of 4 bits where torch's operator can hold
+            them, and computes in bfloat16; ``auto`` packs what is faster so, of models in bfloat16.
+            On a CUDA device, ``packed`` keeps integers of 2 to 8 bits for a Triton kernel, which
+            is compared with dense weights at load; ``auto`` expands them.
         attention: name of the attention backend; ``auto`` takes the preferred one that can run the
             model. Other plugins may offer some.
         self_check: at load, compare paged and chunked computation with the plain model, of a text

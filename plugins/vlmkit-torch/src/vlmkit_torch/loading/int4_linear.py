@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vlmkit_quantized.weight import QuantizedLinear
-from vlmkit_torch.support import int4
+from vlmkit_torch.support.packed_forms import INT4
 
 DTYPE = torch.bfloat16
 CHECKED_ROWS = 2
@@ -78,16 +78,12 @@ class Int4Linear(nn.Module):
         return out.view(*rows.shape[:-1], self.out_features)
 
 
-class PlannedInt4Linear(nn.Linear):
-    """Stands for such a layer in a model without numbers; oneDNN packs only plain layers."""
-
-
 def packed(weight: QuantizedLinear) -> Int4Linear | None:
     """Return a layer with the integers of a weight, without a bias; None if none can hold them."""
     rows, columns = weight.codes.shape
     is_plain = weight.zero_points is not None and weight.offsets is None and weight.levels is None
-    size = int4.group_size(columns, weight.scales.shape[1])
-    if not is_plain or weight.bits > int4.BITS or size is None or rows % int4.ROW_MULTIPLE:
+    size = INT4.group_size(columns, weight.scales.shape[1])
+    if not is_plain or weight.bits > INT4.max_bits or size is None or rows % INT4.row_multiple:
         return None
     order = None
     if weight.column_groups is not None:

@@ -23,18 +23,15 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit_quantized.formats import IntegerLayer
 from vlmkit_quantized.weight import QuantizedLinear
-from vlmkit_torch.loading.int4_linear import (
-    DTYPE,
-    Int4Linear,
-    agrees,
-    has_operators,
-    packed,
-)
+from vlmkit_torch.loading import int4_linear
+from vlmkit_torch.loading.int4_linear import DTYPE, Int4Linear, agrees, has_operators
 from vlmkit_torch.loading.own_readers import QuantizedLayer
 from vlmkit_torch.model.nesting import decoder_of
-from vlmkit_torch.support import int4, sizing
+from vlmkit_torch.support import sizing
+from vlmkit_torch.support.packed_forms import INT4, PackedForm, Packing
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +39,7 @@ NUM_SEQUENCES = (1, 8)  # decoded at once, for which layers are timed
 NUM_TIMES = 5
 CACHE_BYTES = 2**26  # more than caches of CPUs hold for one core
 
+Pack = Callable[[QuantizedLinear], nn.Module | None]
 Faster = Callable[[IntegerLayer], bool]
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -52,14 +50,20 @@ class PackedLayers:
     Args:
         checkpoint: the model.
         model: the same without numbers.
+        form: of packed layers.
         is_faster: says whether a packed layer is faster than a dense one; None packs all.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, model: PreTrainedModel, is_faster: Faster | None
+        self,
+        checkpoint: Checkpoint,
+        model: PreTrainedModel,
+        form: PackedForm,
+        is_faster: Faster | None,
     ) -> None:
         self._name = checkpoint.name
-        found = int4.layers_of(checkpoint)
+        self._form, self._layer_of = form, _packer(form)
+        found = form.layers_of(checkpoint)
         modules = modules_of(found, model)
         self._num_quantized = len(found)
         self._modules = {
@@ -67,7 +71,7 @@ class PackedLayers:
             for name, path in modules.items()
             if is_faster is None or is_faster(found[name])
         }
-        self._packed: dict[str, Int4Linear] = {}
+        self._packed: dict[str, nn.Module] = {}
         self._agree: dict[tuple[int, ...], bool] = {}
 
     def placeholder(self, name: str, weight: Any) -> torch.Tensor | None:
@@ -84,11 +88,11 @@ class PackedLayers:
         self._packed[self._modules[name]] = layer
         return torch.zeros(1, 1, dtype=DTYPE).expand(weight.shape)
 
-    def _pack(self, weight: QuantizedLinear) -> Int4Linear | None:
-        """Return the layer of a weight; the first of each size is compared with the dense one."""
-        layer = packed(weight)
-        if layer is None:
-            return None
+    def _pack(self, weight: QuantizedLinear) -> nn.Module | None:
+        """Return the layer of a weight; on a CPU, the first of each size is compared with it."""
+        layer = self._layer_of(weight)
+        if not isinstance(layer, Int4Linear):
+            return layer
         size = (*weight.codes.shape, weight.scales.shape[1])
         if size not in self._agree:
             self._agree[size] = agrees(layer, weight)
@@ -103,18 +107,17 @@ class PackedLayers:
     def install(self, model: PreTrainedModel) -> None:
         """Replace the layers of a model."""
         for path, layer in self._packed.items():
-            layer.bias = model.get_submodule(path).bias  # type: ignore[assignment]
+            layer.bias = model.get_submodule(path).bias
             model.set_submodule(path, layer)
         log.info(
-            "%d of %d quantized linear layers of model %r stay packed: 4-bit integers with torch's "
-            "int4 operator, in bfloat16; the others are dense",
-            *(len(self._packed), self._num_quantized, self._name),
+            "%d of %d quantized linear layers of model %r stay packed, for %s; others are dense",
+            *(len(self._packed), self._num_quantized, self._name, self._form.kernel),
         )
         self._packed.clear()
 
 
 def packed_layers(
-    checkpoint: Checkpoint, config: PretrainedConfig, auto: Any, how: str
+    checkpoint: Checkpoint, config: PretrainedConfig, auto: Any, packing: Packing
 ) -> PackedLayers | None:
     """Return what keeps layers packed; None if this torch cannot.
 
@@ -122,13 +125,13 @@ def packed_layers(
         checkpoint: with layers that may be packed.
         config: of the model.
         auto: the class of transformers that reads it.
-        how: ``engine.quantized_layers``.
+        packing: how its layers are packed.
 
     Raises:
-        ConfigError: packed layers are asked for, and this torch has no operator for them.
+        ConfigError: packed layers are asked for, and this torch has no kernel for them.
     """
-    if not has_operators():
-        if how == "packed":
+    if packing.form is INT4 and not has_operators():
+        if not packing.is_timed:
             raise ConfigError(
                 f'engine.quantized_layers = "packed" needs a later torch than {torch.__version__}',
                 hint='"dense" expands the layers',
@@ -136,7 +139,27 @@ def packed_layers(
         return None
     with torch.device("meta"):
         model = auto.from_config(copy.deepcopy(config), dtype=DTYPE)
-    return PackedLayers(checkpoint, model, None if how == "packed" else Timings().is_faster)
+    is_faster = Timings().is_faster if packing.is_timed else None
+    return PackedLayers(checkpoint, model, packing.form, is_faster)
+
+
+def _packer(form: PackedForm) -> Pack:
+    """Return what packs a weight.
+
+    Raises:
+        ConfigError: the package of the kernel is absent.
+    """
+    if form is INT4:
+        return int4_linear.packed
+    try:
+        from vlmkit_torch.loading import triton_linear
+    except ImportError as error:
+        raise ConfigError(
+            f'engine.quantized_layers = "packed" needs the package triton on a GPU: {error.name!r} '
+            "is not installed",
+            hint=f'{install_command("triton")}; "dense" expands the layers',
+        ) from error
+    return triton_linear.packed
 
 
 def modules_of(names: Mapping[str, IntegerLayer], model: PreTrainedModel) -> dict[str, str]:
@@ -164,6 +187,10 @@ def modules_of(names: Mapping[str, IntegerLayer], model: PreTrainedModel) -> dic
     return found
 
 
+class PlannedPackedLinear(nn.Linear):
+    """Stands for a packed layer in a model without numbers; oneDNN packs only plain layers."""
+
+
 class Timings:
     """Compares packed with dense layers of the same sizes, one sequence and eight at a time."""
 
@@ -173,7 +200,7 @@ class Timings:
 
     def is_faster(self, layer: IntegerLayer) -> bool:
         """Return whether a packed layer takes less time than a dense one in bfloat16."""
-        size = int4.group_size(layer.columns, layer.num_groups) or layer.columns
+        size = INT4.group_size(layer.columns, layer.num_groups) or layer.columns
         key = (layer.rows, layer.columns, size)
         if key not in self._found:
             self._found[key] = self._compare(*key)

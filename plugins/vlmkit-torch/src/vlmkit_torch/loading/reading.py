@@ -36,6 +36,7 @@ from vlmkit_torch.loading.reader_choice import Reader, own_reader_of
 from vlmkit_torch.loading.supplied_weights import SuppliedWeights
 from vlmkit_torch.support import quantization
 from vlmkit_torch.support.compressed_tensors import UNQUANTIZED
+from vlmkit_torch.support.packed_forms import Packing
 from vlmkit_torch.support.refusal import layer_objection
 from vlmkit_torch.support.transformers_source import ANOTHER
 
@@ -101,7 +102,7 @@ def read_model(
     config: PretrainedConfig,
     dtype: torch.dtype | str,
     reader: Reader | None = None,
-    quantized_layers: str = "dense",
+    packing: Packing | None = None,
 ) -> PreTrainedModel:
     """Return the model on the CPU.
 
@@ -110,7 +111,7 @@ def read_model(
         config: from :func:`read_config`.
         dtype: of the weights; ``auto`` is that of the files.
         reader: as for :func:`read_config`.
-        quantized_layers: ``engine.quantized_layers`` where they may stay packed.
+        packing: how quantized layers are packed; None expands them.
 
     Raises:
         CheckpointError: the family is not supported, or weights are absent, have the wrong shape
@@ -121,8 +122,8 @@ def read_model(
     _refuse_larger(checkpoint, config, auto)
     reader = reader or own_reader_of(checkpoint)
     layers = None
-    if quantized_layers != "dense":
-        layers = packed_layers(checkpoint, config, auto, quantized_layers)
+    if packing is not None:
+        layers = packed_layers(checkpoint, config, auto, packing)
     supplied = _supplied(checkpoint, config, reader, layers)
     try:
         with _without_bar(), _reading(reader):

@@ -30,6 +30,10 @@ class TritonLinear(nn.Module):
         order: its columns in the order of groups; None if they are in order.
     """
 
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    levels: torch.Tensor | None
     order: torch.Tensor | None
 
     def __init__(self, weight: QuantizedLinear, order: torch.Tensor | None) -> None:
@@ -75,7 +79,7 @@ class TritonLinear(nn.Module):
         outputs = rows.new_empty(len(rows), self.out_features)
         tile_rows = FEW_ROWS if len(rows) <= FEW_ROWS else MANY_ROWS
         grid = (triton.cdiv(len(rows), tile_rows), triton.cdiv(self.out_features, TILE_OUTPUTS))
-        with torch.cuda.device_of(rows):
+        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
             _product[grid](
                 rows,
                 self.codes,
@@ -101,8 +105,8 @@ class TritonLinear(nn.Module):
         return outputs.reshape(*inputs.shape[:-1], self.out_features)
 
 
-@triton.jit
-def _product(  # noqa: PLR0913, PLR0917 - a kernel takes pointers and numbers only
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917 - a kernel has no objects
     inputs,
     codes,
     scales,
@@ -172,8 +176,12 @@ def packed(weight: QuantizedLinear) -> TritonLinear | None:
 
 
 @torch.no_grad()
-def check(model: nn.Module) -> None:
+def check(model: nn.Module, dtype: torch.dtype) -> None:
     """Compare the kernel with dense weights on the model's device, for each size of layer.
+
+    Args:
+        model: the model.
+        dtype: its precision.
 
     Raises:
         EngineError: they differ by more than the order of sums and one rounding explain.
@@ -185,7 +193,7 @@ def check(model: nn.Module) -> None:
         sizes = (layer.in_features, *layer.codes.shape, *layer.scales.shape)
         if sizes not in checked:
             checked.add(sizes)
-            _check(name, layer, model.dtype)
+            _check(name, layer, dtype)
 
 
 def _check(name: str, layer: TritonLinear, dtype: torch.dtype) -> None:

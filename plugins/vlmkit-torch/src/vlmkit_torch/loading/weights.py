@@ -4,6 +4,7 @@ Runs no model.
 """
 
 import copy
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,10 @@ from vlmkit_torch.loading.mapped_files import MappedFiles
 from vlmkit_torch.loading.reader_choice import Reader, reader_of
 from vlmkit_torch.loading.reading import auto_class, read_config, read_model
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.support import int4, quantization, sizing
+from vlmkit_torch.support import packed_forms, quantization, sizing
+from vlmkit_torch.support.packed_forms import INT4, TRITON, Packing
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -77,8 +81,8 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
             _move(entry.model, device, dtype)
             entry.is_movable, entry.cache_bytes = False, cache_bytes
             return entry
-    how = quantized_layers(context, device, dtype, reader)
-    model = load(context.files, config, device, dtype, reader, how)
+    packing = packing_of(context, device, dtype, reader)
+    model = load(context.files, config, device, dtype, reader, packing)
     is_read_here = reader is None or reader.is_own
     loaded.append(LoadedModel(model, is_movable, cache_bytes, name, is_read_here))
     return loaded[-1]
@@ -98,8 +102,9 @@ def examine(context: BuildContext) -> str:
     name = str(dtype).removeprefix("torch.")
     found = [name, str(device)]
     if reader is not None:
-        is_packed = quantized_layers(context, device, dtype, reader) != "dense"
-        own = sizing.expansion(context.files, name, is_packed=is_packed) if reader.is_own else ""
+        packing = packing_of(context, device, dtype, reader)
+        form = None if packing is None else packing.form
+        own = sizing.expansion(context.files, name, form) if reader.is_own else ""
         found += filter(None, [reader.who, own])
     return ", ".join(found)
 
@@ -136,7 +141,7 @@ def load(
     device: torch.device,
     dtype: torch.dtype,
     reader: Reader | None = None,
-    quantized_layers: str = "dense",
+    packing: Packing | None = None,
 ) -> PreTrainedModel:
     """Read the weights, memory-mapped, and move them to the device.
 
@@ -148,12 +153,14 @@ def load(
             installed.
         EngineError: the device failed, or has too little memory.
     """
-    if quantized_layers == "dense":
+    if packing is None:
         sizing.report_expansion(checkpoint, str(dtype).removeprefix("torch."), device.type)
     stored = stored_dtype(checkpoint) if device.type == "cpu" else None
     if stored is None or dtype in (stored, torch.float16):
-        model = read_model(checkpoint, config, dtype, reader, quantized_layers)
+        model = read_model(checkpoint, config, dtype, reader, packing)
         _move(model, device)
+        if packing is not None and packing.form is TRITON:
+            _check_kernel(model)
         return model
     model = read_model(checkpoint, config, stored)
     if not _keeps_buffers(model, dtype):
@@ -163,10 +170,10 @@ def load(
     return model
 
 
-def quantized_layers(
+def packing_of(
     context: BuildContext, device: torch.device, dtype: torch.dtype, reader: Reader | None
-) -> str:
-    """Return ``engine.quantized_layers`` where layers may stay packed, else ``dense``.
+) -> Packing | None:
+    """Return how the quantized layers of a model are packed; None if they are dense.
 
     Raises:
         ConfigError: packed layers are asked for, and the model cannot have any.
@@ -174,16 +181,35 @@ def quantized_layers(
     settings = sizing.settings_of(context)
     wanted = settings.quantized_layers if isinstance(settings, EngineSettings) else "dense"
     name, checkpoint = str(dtype).removeprefix("torch."), context.files
-    is_read_here = reader is not None and reader.is_own and device.type == "cpu"
-    if is_read_here and int4.may_pack(checkpoint, settings, name):
-        return wanted
+    if reader is not None and reader.is_own:
+        if device.type == "cpu" and packed_forms.may_pack(checkpoint, settings, name):
+            return Packing(INT4, is_timed=wanted == "auto")
+        if device.type == "cuda" and wanted == "packed" and TRITON.layers_of(checkpoint):
+            return Packing(TRITON, is_timed=False)
     if wanted == "packed":
         raise ConfigError(
-            f'engine.quantized_layers = "packed": model {checkpoint.name!r} has no 4-bit linear '
-            f"layers that torch's operator can hold, on device {str(device)!r} in {name}",
-            hint="it takes a CPU, bfloat16, and integers of at most 4 bits in groups of 32 or more",
+            f'engine.quantized_layers = "packed": model {checkpoint.name!r} has no '
+            f"quantized linear layers that stay packed on device {str(device)!r} in {name}",
+            hint="it takes integers in groups of 32 or more; on a CPU of at most 4 bits and in "
+            "bfloat16, on a CUDA device of at most 8 bits",
         )
-    return "dense"
+    return None
+
+
+def _check_kernel(model: PreTrainedModel) -> None:
+    """Compare the Triton kernel with dense weights on the model's device.
+
+    Raises:
+        EngineError: they differ.
+    """
+    from vlmkit_torch.loading import triton_linear  # imports triton
+
+    log.warning(
+        "the Triton kernel of packed weights was developed without a GPU: its values are compared "
+        "now, and its speed is unknown"
+    )
+    with hardware.exclusive(model.device):
+        triton_linear.check(model, model.dtype)
 
 
 def stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:

@@ -20,7 +20,8 @@ from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.support import int4, quantization
+from vlmkit_torch.support import packed_forms, quantization
+from vlmkit_torch.support.packed_forms import INT4, PackedForm
 
 log = logging.getLogger(__name__)
 
@@ -128,16 +129,20 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     """
     names: tuple[str, ...] = (settings.dtype,)
     if settings.dtype == "auto":
-        names = (int4.DTYPE,) if prefers_packed(checkpoint, settings) else candidates(checkpoint)
+        names = (
+            (packed_forms.DTYPE,)
+            if prefers_packed(checkpoint, settings)
+            else candidates(checkpoint)
+        )
     available = _available_bytes(checkpoint)
     if available is None:
         return CpuPlan(names[0], CACHE_BYTES)
     stated = _stated_cache_bytes(settings)
     needs: dict[str, int] = {}
     for name in names:
-        is_packed = int4.may_pack(checkpoint, settings, name)
-        own = weight_bytes(checkpoint, name, is_packed=is_packed) + WORKING_BYTES
-        loading = loading_bytes(checkpoint, name, is_packed=is_packed)
+        form = INT4 if packed_forms.may_pack(checkpoint, settings, name) else None
+        own = weight_bytes(checkpoint, name, form) + WORKING_BYTES
+        loading = loading_bytes(checkpoint, name, form)
         needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading)
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
@@ -168,10 +173,10 @@ def prefers_packed(checkpoint: Checkpoint, settings: ComputeSettings) -> bool:
     It is if the user asks for packed layers, or if the checkpoint states bfloat16 and this CPU
     multiplies it. One in float16 would lose bits.
     """
-    if not int4.may_pack(checkpoint, settings, int4.DTYPE):
+    if not packed_forms.may_pack(checkpoint, settings, packed_forms.DTYPE):
         return False
     is_named = isinstance(settings, EngineSettings) and settings.quantized_layers == "packed"
-    return is_named or (_stated_dtype(checkpoint) == int4.DTYPE and multiplies_bfloat16())
+    return is_named or (_stated_dtype(checkpoint) == packed_forms.DTYPE and multiplies_bfloat16())
 
 
 def multiplies_bfloat16() -> bool:
@@ -179,7 +184,7 @@ def multiplies_bfloat16() -> bool:
     return not BFLOAT16_UNITS.isdisjoint(processor.features())
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> int:
+def weight_bytes(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> int:
     """Return the bytes of a checkpoint's weights in memory.
 
     A lower bound where a package runs layers with quantized weights.
@@ -187,40 +192,42 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False)
     Args:
         checkpoint: the files.
         dtype: the precision of the model.
-        is_packed: whether the layers stay packed that :mod:`.int4` finds.
+        form: in which layers stay packed; None if they are dense.
     """
     if (summary := quantization.summary_of(checkpoint)) is not None:
         num_bytes = summary.num_weights * ITEM_BYTES[dtype]
-        layers = int4.layers_of(checkpoint).values() if is_packed else ()
+        if form is None:
+            return num_bytes
+        layers = form.layers_of(checkpoint).values()
         dense = sum(layer.rows * layer.columns for layer in layers) * ITEM_BYTES[dtype]
-        return num_bytes - dense + sum(map(int4.packed_bytes, layers))
+        return num_bytes - dense + sum(map(form.num_bytes, layers))
     stored = weights_of(checkpoint)
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
     return stored.num_parameters * ITEM_BYTES[dtype]
 
 
-def loading_bytes(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> int:
+def loading_bytes(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> int:
     """Return the most bytes that weights take while they are read.
 
     The largest weight is expanded when all others are in memory already, at worst. Weights of
     experts that transformers merges are there as parts and as a whole.
     """
-    whole = weight_bytes(checkpoint, dtype, is_packed=is_packed)
+    whole = weight_bytes(checkpoint, dtype, form)
     if (summary := quantization.summary_of(checkpoint)) is None:
         return whole
     return whole + summary.largest * EXPANDING_BYTES + summary.largest_merged * ITEM_BYTES[dtype]
 
 
-def expansion(checkpoint: Checkpoint, dtype: str, *, is_packed: bool = False) -> str:
+def expansion(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> str:
     """Return how weights are quantized and what they take in memory; empty if they are not."""
     if (summary := quantization.summary_of(checkpoint)) is None:
         return ""
-    whole = _size(weight_bytes(checkpoint, dtype, is_packed=is_packed))
-    peak = _size(loading_bytes(checkpoint, dtype, is_packed=is_packed))
+    whole = _size(weight_bytes(checkpoint, dtype, form))
+    peak = _size(loading_bytes(checkpoint, dtype, form))
     how = f"expanded to {dtype}"
-    if is_packed:
-        how = f"{len(int4.layers_of(checkpoint))} layers packed, others in {dtype}"
+    if form is not None:
+        how = f"{len(form.layers_of(checkpoint))} layers packed, others in {dtype}"
     return f"{summary}; {how}: {whole}, at most {peak} while they are read"
 
 
@@ -245,7 +252,7 @@ def report_expansion(checkpoint: Checkpoint, dtype: str, device: str) -> None:
     if not quantization.is_read_here(checkpoint):
         return
     in_files, in_memory = file_bytes(checkpoint), weight_bytes(checkpoint, dtype)
-    can_pack = device == "cpu" and bool(int4.layers_of(checkpoint))
+    can_pack = device == "cpu" and bool(INT4.layers_of(checkpoint))
     log.log(
         logging.WARNING if in_memory >= in_files + MUCH_BYTES else logging.INFO,
         "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files%s",
