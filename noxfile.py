@@ -284,8 +284,13 @@ def triton(session: nox.Session) -> None:
     install(session, *TESTED, HF, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
     session.install("-q", "triton>=3.4", *TORCH_PIN)
     for interpret in ("1", "0"):
-        tests = "plugins/vlmkit-torch/tests/test_triton_linear.py"
-        session.run("pytest", tests, *session.posargs, env={"TRITON_INTERPRET": interpret})
+        tests = [
+            "plugins/vlmkit-torch/tests/test_triton_linear.py",
+            "tests/parity/test_packed_weights.py",
+        ]
+        session.run(
+            "pytest", *tests, "-k", "triton", *session.posargs, env={"TRITON_INTERPRET": interpret}
+        )
 
 
 @nox.session

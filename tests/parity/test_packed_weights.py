@@ -1,5 +1,6 @@
 """Layers that stay packed compute what their dequantized weights do, and answer alike."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ pytest.importorskip("vlmkit_torch")
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from parity import pipeline, runner  # noqa: E402 - they need torch
+from pretend.torch_cuda import pretended_cuda  # noqa: E402
 from quantized_checkpoints import awq, bitsandbytes, compressed, folders, gptq  # noqa: E402
 from quantized_checkpoints.folders import Quantized  # noqa: E402
 from vlmkit.errors import ConfigError, VlmkitError  # noqa: E402
@@ -28,8 +30,10 @@ from vlmkit_torch.engine import torch_engine  # noqa: E402
 from vlmkit_torch.loading import packed_layers  # noqa: E402
 from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
 from vlmkit_torch.loading.packed_layers import Timings  # noqa: E402
+from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.settings import EngineSettings  # noqa: E402
 from vlmkit_torch.support import packed_forms  # noqa: E402
+from vlmkit_torch.support.packed_forms import TRITON, Packing  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not has_operators(), reason="this torch has no 4-bit operator")
 
@@ -267,6 +271,47 @@ def test_a_contradictory_layer_is_refused_by_name(saved: Saved, tmp_path: Path) 
     folders.change(folder, lambda stored: stored[name].fill_(float("inf")))
     with pytest.raises(VlmkitError, match=name.removesuffix(".scales")):
         engine_of(folder)
+
+
+def test_packed_layers_on_a_cuda_device_need_triton(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vlmkit_torch.loading.triton_linear", None)
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
+    with pretended_cuda():
+        context = BuildContext("", Checkpoint("m", folder), EngineSettings(device="cuda", **PACKED))
+        plan = memory_plan.plan_engine(context, PlannedLoad(context_tokens=64, num_sequences=1))
+        dense = memory_plan.plan_engine(
+            BuildContext("", Checkpoint("m", folder), EngineSettings(device="cuda")),
+            PlannedLoad(context_tokens=64, num_sequences=1),
+        )
+        with pytest.raises(ConfigError, match="needs the package triton on a GPU"):
+            engine_of(folder, device="cuda", dtype="float16")
+    assert plan.needs[0].num_bytes < dense.needs[0].num_bytes
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="nox -s triton runs it")
+@pytest.mark.parametrize("family", ["llama", "phi3", "llava"])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_layers_for_the_triton_kernel_have_the_logits_of_dense_ones(
+    bits: int, family: str, saved: Saved, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    from vlmkit_torch.loading.triton_linear import TritonLinear
+
+    folder = gptq.make(saved(family), tmp_path, group_size=32, bits=bits).folder
+    checkpoint = Checkpoint("model", folder)
+
+    def read(packing: Packing | None) -> Any:
+        return read_model(checkpoint, read_config(checkpoint), torch.float32, None, packing)
+
+    packed_model, dense = read(Packing(TRITON, is_timed=False)), read(None)
+    num_packed = sum(isinstance(it, TritonLinear) for it in packed_model.modules())
+    assert num_packed >= 4 * dense.config.get_text_config().num_hidden_layers
+    tokens = torch.arange(3, 30)[None]
+    with torch.no_grad():
+        found, expected = packed_model(tokens).logits, dense(tokens).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

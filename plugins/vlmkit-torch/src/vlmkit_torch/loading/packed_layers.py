@@ -49,7 +49,7 @@ class PackedLayers:
 
     Args:
         checkpoint: the model.
-        model: the same without numbers.
+        model: the same without numbers, in its precision.
         form: of packed layers.
         is_faster: says whether a packed layer is faster than a dense one; None packs all.
     """
@@ -61,7 +61,7 @@ class PackedLayers:
         form: PackedForm,
         is_faster: Faster | None,
     ) -> None:
-        self._name = checkpoint.name
+        self._name, self._dtype = checkpoint.name, model.dtype
         self._form, self._layer_of = form, _packer(form)
         found = form.layers_of(checkpoint)
         modules = modules_of(found, model)
@@ -86,7 +86,7 @@ class PackedLayers:
         if layer is None:
             return None
         self._packed[self._modules[name]] = layer
-        return torch.zeros(1, 1, dtype=DTYPE).expand(weight.shape)
+        return torch.zeros(1, 1, dtype=self._dtype).expand(weight.shape)  # not to be converted
 
     def _pack(self, weight: QuantizedLinear) -> nn.Module | None:
         """Return the layer of a weight; on a CPU, the first of each size is compared with it."""
@@ -117,7 +117,11 @@ class PackedLayers:
 
 
 def packed_layers(
-    checkpoint: Checkpoint, config: PretrainedConfig, auto: Any, packing: Packing
+    checkpoint: Checkpoint,
+    config: PretrainedConfig,
+    auto: Any,
+    packing: Packing,
+    dtype: torch.dtype | str,
 ) -> PackedLayers | None:
     """Return what keeps layers packed; None if this torch cannot.
 
@@ -126,6 +130,7 @@ def packed_layers(
         config: of the model.
         auto: the class of transformers that reads it.
         packing: how its layers are packed.
+        dtype: its precision.
 
     Raises:
         ConfigError: packed layers are asked for, and this torch has no kernel for them.
@@ -138,7 +143,7 @@ def packed_layers(
             )
         return None
     with torch.device("meta"):
-        model = auto.from_config(copy.deepcopy(config), dtype=DTYPE)
+        model = auto.from_config(copy.deepcopy(config), dtype=dtype)
     is_faster = Timings().is_faster if packing.is_timed else None
     return PackedLayers(checkpoint, model, packing.form, is_faster)
 

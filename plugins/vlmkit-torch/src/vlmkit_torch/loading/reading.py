@@ -123,7 +123,7 @@ def read_model(
     reader = reader or own_reader_of(checkpoint)
     layers = None
     if packing is not None:
-        layers = packed_layers(checkpoint, config, auto, packing)
+        layers = packed_layers(checkpoint, config, auto, packing, dtype)
     supplied = _supplied(checkpoint, config, reader, layers)
     try:
         with _without_bar(), _reading(reader):

@@ -134,7 +134,6 @@ def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917 - a kern
     for start in range(0, num_inputs, 2 * HALF):
         at = start // group_inputs * num_outputs + output
         scale = tl.load(scales + at, mask=is_output, other=0.0)
-        zero = 0.0 if has_levels else tl.load(zeros + at, mask=is_output, other=0.0)
         for half in tl.static_range(2):
             place = start // 2 if has_nibbles else start + half * HALF
             at_code = (place + inner)[:, None].to(tl.int64) * num_outputs + output[None, :]
@@ -144,6 +143,7 @@ def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917 - a kern
             if has_levels:
                 value = tl.load(levels + code.to(tl.int32))
             else:
+                zero = tl.load(zeros + at, mask=is_output, other=0.0)
                 value = code.to(tl.float32) - zero[None, :]
             value = value * scale[None, :]
             if has_global_scale:
