@@ -134,7 +134,7 @@ class OrderedAnswers(Generic[T]):
 
         Raises:
             EngineFailed: no further request can be answered.
-            CancelledError: nobody waits for it any more.
+            CancelledError: the iteration of results has ended.
         """
         try:
             stream = self._started(item)
@@ -153,7 +153,7 @@ class OrderedAnswers(Generic[T]):
 
         Raises:
             VlmkitError: it was refused.
-            CancelledError: nobody waits for it any more.
+            CancelledError: the iteration of results has ended.
         """
         request: Request | None = None
         while True:
