@@ -173,6 +173,7 @@ def test_layers_of_the_decoder_are_packed_and_the_tower_and_the_head_are_not(
 ) -> None:
     engine = engine_of(gptq.make(saved("llava"), tmp_path, group_size=32).folder)
     found = paths_of(engine)
+    assert engine.limits.precision == "bfloat16, packed layers"
     assert any(path.endswith("q_proj") for path in found)
     assert any(path.endswith("down_proj") for path in found)
     assert not any("vision" in path or "head" in path for path in found)

@@ -22,6 +22,7 @@ from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
 from vlmkit_torch.cross_attention.step import probe_step
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.devices.uploads import Uploads
+from vlmkit_torch.loading.packed_linear import has_packed_layers
 from vlmkit_torch.loading.weights import LoadedModel
 from vlmkit_torch.model import positions
 from vlmkit_torch.model.views import Views
@@ -229,7 +230,9 @@ def limits(
             f"tokens, and {MAX_BLOCKS} are the most",
             hint="raise engine.block_tokens, or lower engine.cache_tokens",
         )
-    precision = str(views.model.dtype).removeprefix("torch.")
+    packed = "packed layers" if has_packed_layers(views.decoder) else ""
+    cache = "int8 cache" if settings.has_int8_cache else ""
+    dtype = str(views.model.dtype).removeprefix("torch.")
     return EngineLimits(
         vocab_size=needs.vocab_size,
         max_sequence_tokens=min(longest, capacity),
@@ -242,7 +245,7 @@ def limits(
         max_item_rows=settings.max_chunk_tokens,
         max_draft_tokens=min(MAX_DRAFT_TOKENS, settings.max_chunk_tokens - 1) if can_rewind else 0,
         hidden_size=needs.hidden_size,
-        precision=f"{precision}, int8 cache" if settings.has_int8_cache else precision,
+        precision=", ".join(filter(None, (dtype, packed, cache))),
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vlmkit_quantized.weight import QuantizedLinear
+from vlmkit_torch.loading.packed_linear import PackedLinear
 from vlmkit_torch.support.packed_forms import INT4
 
 DTYPE = torch.bfloat16
@@ -27,7 +27,7 @@ def has_operators() -> bool:
     return all(hasattr(torch.ops.aten, name) for name in names)
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(PackedLinear):
     """A linear layer with packed weights.
 
     The weight of code ``q`` is ``(q - zero_point) * scale``, with the scale rounded to bfloat16. So
@@ -42,7 +42,6 @@ class Int4Linear(nn.Module):
         order: the columns in the order of groups; None if they are in order.
     """
 
-    order: torch.Tensor | None
     rest: torch.Tensor | None
 
     def __init__(
@@ -52,15 +51,12 @@ class Int4Linear(nn.Module):
         rest: torch.Tensor | None,
         order: torch.Tensor | None,
     ) -> None:
-        super().__init__()
-        groups, self.out_features, _ = scales_and_zeros.shape
-        self.in_features = 2 * codes.shape[1]
-        self.bias: nn.Parameter | None = None
+        groups, num_outputs, _ = scales_and_zeros.shape
+        super().__init__(2 * codes.shape[1], num_outputs, order)
         self._group_size = self.in_features // groups
         self.register_buffer("codes", codes)
         self.register_buffer("scales_and_zeros", scales_and_zeros)
         self.register_buffer("rest", rest)
-        self.register_buffer("order", order)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows @ weight.T + bias``."""

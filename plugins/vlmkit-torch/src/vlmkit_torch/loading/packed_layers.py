@@ -29,6 +29,7 @@ from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.loading import int4_linear
 from vlmkit_torch.loading.int4_linear import DTYPE, Int4Linear, agrees, has_operators
 from vlmkit_torch.loading.own_readers import QuantizedLayer
+from vlmkit_torch.loading.packed_linear import PackedLinear
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.support import sizing
 from vlmkit_torch.support.packed_forms import INT4, PackedForm, Packing
@@ -39,7 +40,7 @@ NUM_SEQUENCES = (1, 8)  # decoded at once, for which layers are timed
 NUM_TIMES = 5
 CACHE_BYTES = 2**26  # more than caches of CPUs hold for one core
 
-Pack = Callable[[QuantizedLinear], nn.Module | None]
+Pack = Callable[[QuantizedLinear], PackedLinear | None]
 Faster = Callable[[IntegerLayer], bool]
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -71,7 +72,7 @@ class PackedLayers:
             for name, path in modules.items()
             if is_faster is None or is_faster(found[name])
         }
-        self._packed: dict[str, nn.Module] = {}
+        self._packed: dict[str, PackedLinear] = {}
         self._agree: dict[tuple[int, ...], bool] = {}
 
     def placeholder(self, name: str, weight: Any) -> torch.Tensor | None:
@@ -88,7 +89,7 @@ class PackedLayers:
         self._packed[self._modules[name]] = layer
         return torch.zeros(1, 1, dtype=self._dtype).expand(weight.shape)  # not to be converted
 
-    def _pack(self, weight: QuantizedLinear) -> nn.Module | None:
+    def _pack(self, weight: QuantizedLinear) -> PackedLinear | None:
         """Return the layer of a weight; on a CPU, the first of each size is compared with it."""
         layer = self._layer_of(weight)
         if not isinstance(layer, Int4Linear):
@@ -107,7 +108,7 @@ class PackedLayers:
     def install(self, model: PreTrainedModel) -> None:
         """Replace the layers of a model."""
         for path, layer in self._packed.items():
-            layer.bias = model.get_submodule(path).bias
+            layer.bias = model.get_submodule(path).bias  # type: ignore[assignment]
             model.set_submodule(path, layer)
         log.info(
             "%d of %d quantized linear layers of model %r stay packed, for %s; others are dense",

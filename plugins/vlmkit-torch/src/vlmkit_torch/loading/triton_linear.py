@@ -13,6 +13,7 @@ from torch import nn
 
 from vlmkit.errors import EngineError
 from vlmkit_quantized.weight import QuantizedLinear
+from vlmkit_torch.loading.packed_linear import PackedLinear
 
 SPAN = 32  # inputs that the kernel expands at a time; they share a scale
 HALF = tl.constexpr(SPAN // 2)  # the smallest inner size of a product on tensor cores
@@ -22,7 +23,7 @@ TILE_OUTPUTS = 64
 MAX_ERROR = 2**-7  # of an output's norm: a precision of 8 bits rounds by half of that
 
 
-class TritonLinear(nn.Module):
+class TritonLinear(PackedLinear):
     """A linear layer with packed weights.
 
     Args:
@@ -34,12 +35,10 @@ class TritonLinear(nn.Module):
     scales: torch.Tensor
     zeros: torch.Tensor
     levels: torch.Tensor | None
-    order: torch.Tensor | None
 
     def __init__(self, weight: QuantizedLinear, order: torch.Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.codes.shape
-        self.bias: nn.Parameter | None = None
+        num_outputs, num_inputs = weight.codes.shape
+        super().__init__(num_inputs, num_outputs, order)
         self._has_nibbles = weight.bits <= NIBBLE_BITS
         codes = torch.from_numpy(weight.codes)
         codes = codes if order is None else codes[:, order]
@@ -50,7 +49,6 @@ class TritonLinear(nn.Module):
         levels = None if weight.levels is None else torch.from_numpy(weight.levels.astype("f4"))
         scale = weight.global_scale
         self._global_scale = None if scale is None else float(scale)
-        self.register_buffer("order", order)
         self.register_buffer(
             "codes", _nibbles(codes) if self._has_nibbles else codes.T.contiguous()
         )
