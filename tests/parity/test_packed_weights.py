@@ -25,7 +25,10 @@ from vlmkit.kit.checkpoint import Checkpoint  # noqa: E402
 from vlmkit.plugins.registry import BuildContext  # noqa: E402
 from vlmkit_quantized.formats import IntegerLayer  # noqa: E402
 from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
-from vlmkit_torch import memory_plan  # noqa: E402
+from vlmkit_torch import (
+    loading,
+    memory_plan,
+)
 from vlmkit_torch.engine import torch_engine  # noqa: E402
 from vlmkit_torch.loading import packed_layers  # noqa: E402
 from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
@@ -278,6 +281,7 @@ def test_packed_layers_on_a_cuda_device_need_triton(
     saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vlmkit_torch.loading.triton_linear", None)
+    monkeypatch.delattr(loading, "triton_linear", raising=False)
     folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
     with pretended_cuda():
         context = BuildContext("", Checkpoint("m", folder), EngineSettings(device="cuda", **PACKED))
