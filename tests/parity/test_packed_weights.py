@@ -25,10 +25,7 @@ from vlmkit.kit.checkpoint import Checkpoint  # noqa: E402
 from vlmkit.plugins.registry import BuildContext  # noqa: E402
 from vlmkit_quantized.formats import IntegerLayer  # noqa: E402
 from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
-from vlmkit_torch import (
-    loading,
-    memory_plan,
-)
+from vlmkit_torch import loading, memory_plan  # noqa: E402
 from vlmkit_torch.engine import torch_engine  # noqa: E402
 from vlmkit_torch.loading import packed_layers  # noqa: E402
 from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
