@@ -173,6 +173,12 @@ def test_a_url_is_fetched_only_if_fetching_is_enabled(model, image_url):
     assert caught.value.code == "image_url_not_allowed"
 
 
+def test_a_message_whose_parts_are_a_text_is_refused():
+    with pytest.raises(RequestError, match="a tuple of parts, not a text") as caught:
+        vlmkit.Message("user", "hello")
+    assert "Message.of" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -74,6 +74,12 @@ class Message:
             raise RequestError(
                 f"a message's role must be one of {', '.join(get_args(Role))}", param="role"
             )
+        if isinstance(self.parts, str):  # whose characters would be taken for parts
+            raise RequestError(
+                "a message's parts are a tuple of parts, not a text",
+                param="parts",
+                hint="Message.of(role, text) takes a text",
+            )
         if self.role != "assistant" and any(isinstance(p, OF_THE_ASSISTANT) for p in self.parts):
             raise RequestError(
                 "reasoning and calls of tools belong to messages of the assistant", param="parts"
