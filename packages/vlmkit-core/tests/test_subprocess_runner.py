@@ -36,8 +36,10 @@ from vlmkit.running.subprocess_runner import runner as runner_module
 from vlmkit.running.subprocess_runner.child_process import ChildProcess
 from vlmkit.running.subprocess_runner.messages import (
     CODEC,
+    Abort,
     Accepted,
     Entry,
+    Flow,
     Malformed,
     News,
     Refused,
@@ -589,4 +591,21 @@ def test_a_request_whose_reader_is_behind_ends_when_the_runner_closes() -> None:
         )
         wait_until(lambda: stream._channel.is_behind)
         model.close()
+        assert stream.result().choices[0].finish_reason == "abort"
+
+
+def test_a_pause_that_crosses_an_abort_does_not_keep_the_request_open() -> None:
+    with load() as model:
+        runner: Any = model.runner
+        endless = script(text="x", tokens=30_000)
+        stream = runner.submit(
+            Request(
+                messages=[Message.of("user", endless)], params=SamplingParams(max_tokens=30_000)
+            )
+        )
+        wait_until(lambda: stream._channel.is_behind)
+        (number,) = runner._requests
+        runner._child.send(Abort(number))
+        runner._child.send(Flow(number, is_paused=True))
+        wait_until(lambda: not runner._requests)
         assert stream.result().choices[0].finish_reason == "abort"

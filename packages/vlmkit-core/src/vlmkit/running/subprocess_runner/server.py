@@ -74,10 +74,11 @@ class _OpenRequest:
 
     Attributes:
         has_ended: whether its end was sent while it runs.
+        is_aborted: whether it was aborted; its last chunks are sent, whatever its reader does.
     """
 
     def __init__(self) -> None:
-        self.has_ended = False
+        self.has_ended = self.is_aborted = False
         self.task: asyncio.Task[None] | None = None
         self.stream: AnswerStream | None = None
         self.decisions: SimpleQueue[bool] = SimpleQueue()
@@ -86,6 +87,7 @@ class _OpenRequest:
 
     def abort(self) -> None:
         """End the request: by its stream, or by cancelling its preparation."""
+        self.is_aborted = True
         self.decisions.put(False)
         self.may_flow.set()
         if self.stream is not None:
@@ -369,7 +371,7 @@ def _decoded(frame: Frame) -> Any:
 def _tell(request: _OpenRequest, message: Abort | Flow) -> None:
     if isinstance(message, Abort):
         request.abort()
-    elif message.is_paused:
-        request.may_flow.clear()
-    else:
+    elif not message.is_paused:
         request.may_flow.set()
+    elif not request.is_aborted:  # a pause may cross the abort on its way
+        request.may_flow.clear()
