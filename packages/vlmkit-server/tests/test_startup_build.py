@@ -31,7 +31,7 @@ def run_command(command, folder):
 def test_a_ready_server_has_built_its_constraint_compiler(tmp_path):
     with process([*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN], tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
-        assert (tmp_path / "built").read_text() == "built\n"
+        assert (tmp_path / "built").exists()  # its worker may have built another one by now
         log = server.log.read_text()
         assert log.index("  constraint ") < log.index("'mock' is ready")
         choice = {"structured_outputs": {"choice": ["yes", "no"]}}
