@@ -74,7 +74,8 @@ class Message:
             raise RequestError(
                 f"a message's role must be one of {', '.join(get_args(Role))}", param="role"
             )
-        if isinstance(self.parts, str):  # whose characters would be taken for parts
+        given: object = self.parts
+        if isinstance(given, str):  # whose characters would be taken for parts
             raise RequestError(
                 "a message's parts are a tuple of parts, not a text",
                 param="parts",
