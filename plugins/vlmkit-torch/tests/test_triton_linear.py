@@ -101,6 +101,8 @@ def test_the_check_at_load_finds_wrong_values(monkeypatch: pytest.MonkeyPatch) -
 
     model = Model()
     check(model, torch.float32)
+    model.up_proj.bias = torch.nn.Parameter(torch.ones(ROWS, dtype=torch.bfloat16))
+    check(model, torch.bfloat16)
     monkeypatch.setattr(TritonLinear, "forward", lambda layer, rows: rows[:, :1].expand(-1, ROWS))
     with pytest.raises(EngineError, match="'up_proj' on device 'cpu'"):
         check(model, torch.float32)
