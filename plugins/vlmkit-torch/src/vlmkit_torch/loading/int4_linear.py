@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vlmkit_quantized.weight import QuantizedLinear
-from vlmkit_torch.loading.packed_linear import PackedLinear
+from vlmkit_torch.loading.packed_linear import PackedLinear, column_order, has_equal_groups
 from vlmkit_torch.support.packed_forms import INT4
 
 DTYPE = torch.bfloat16
@@ -81,12 +81,10 @@ def packed(weight: QuantizedLinear) -> Int4Linear | None:
     size = INT4.group_size(columns, weight.scales.shape[1])
     if not is_plain or weight.bits > INT4.max_bits or size is None or rows % INT4.row_multiple:
         return None
-    order = None
-    if weight.column_groups is not None:
-        if len(set(np.bincount(weight.column_groups, minlength=weight.scales.shape[1]))) != 1:
-            return None
-        order = np.argsort(weight.column_groups, kind="stable")
-    codes = weight.codes if order is None else weight.codes[:, order]
+    if not has_equal_groups(weight):
+        return None
+    order = column_order(weight)
+    codes = weight.codes if order is None else weight.codes[:, order.numpy()]
     scales, zeros, rest = _scales(weight, columns // size)
     pairs = torch.stack([scales.T, zeros.T], -1).contiguous()
     has_rest = bool(rest.any())
@@ -94,7 +92,7 @@ def packed(weight: QuantizedLinear) -> Int4Linear | None:
         _pack(torch.from_numpy(codes.astype(np.int32))),
         pairs,
         rest.T.contiguous() if has_rest else None,
-        None if order is None else torch.from_numpy(order),
+        order,
     )
 
 

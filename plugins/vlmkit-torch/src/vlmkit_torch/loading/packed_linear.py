@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from vlmkit_quantized.weight import QuantizedLinear
+
 
 class PackedLinear(nn.Module):
     """A linear layer with packed weights, without a bias at first.
@@ -25,3 +27,18 @@ class PackedLinear(nn.Module):
 def has_packed_layers(model: nn.Module) -> bool:
     """Return whether some layer of a model has packed weights."""
     return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def has_equal_groups(weight: QuantizedLinear) -> bool:
+    """Return whether the groups of a weight have equally many columns, in whatever order."""
+    if weight.column_groups is None:
+        return True
+    sizes = torch.bincount(torch.from_numpy(weight.column_groups), minlength=weight.scales.shape[1])
+    return bool((sizes == sizes[0]).all())
+
+
+def column_order(weight: QuantizedLinear) -> torch.Tensor | None:
+    """Return the columns of a weight in the order of groups; None if they are in order."""
+    if weight.column_groups is None:
+        return None
+    return torch.argsort(torch.from_numpy(weight.column_groups), stable=True)

@@ -13,11 +13,11 @@ from torch import nn
 
 from vlmkit.errors import EngineError
 from vlmkit_quantized.weight import QuantizedLinear
-from vlmkit_torch.loading.packed_linear import PackedLinear
+from vlmkit_torch.loading.packed_linear import PackedLinear, column_order, has_equal_groups
+from vlmkit_torch.support.packed_forms import NIBBLE_BITS, TRITON
 
-SPAN = 32  # inputs that the kernel expands at a time; they share a scale
+SPAN = min(TRITON.group_sizes)  # inputs that the kernel expands at a time; they share a scale
 HALF = tl.constexpr(SPAN // 2)  # the smallest inner size of a product on tensor cores
-NIBBLE_BITS = 4
 FEW_ROWS, MANY_ROWS = 16, 64  # of inputs in a tile: for decodes, and for prompts
 TILE_OUTPUTS = 64
 MAX_ERROR = 2**-7  # of an output's norm: a precision of 8 bits rounds by half of that
@@ -160,17 +160,10 @@ def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917 - a kern
 
 def packed(weight: QuantizedLinear) -> TritonLinear | None:
     """Return a layer with the codes of a weight, without a bias; None if it cannot hold them."""
-    columns, num_groups = weight.codes.shape[1], weight.scales.shape[1]
-    size, rest = divmod(columns, num_groups)
-    if weight.offsets is not None or rest or size % SPAN:
+    size = TRITON.group_size(weight.codes.shape[1], weight.scales.shape[1])
+    if weight.offsets is not None or size is None or not has_equal_groups(weight):
         return None
-    order = None
-    if weight.column_groups is not None:
-        groups = torch.from_numpy(weight.column_groups)
-        if (torch.bincount(groups, minlength=num_groups) != size).any():
-            return None
-        order = torch.argsort(groups, stable=True)
-    return TritonLinear(weight, order)
+    return TritonLinear(weight, column_order(weight))
 
 
 @torch.no_grad()
