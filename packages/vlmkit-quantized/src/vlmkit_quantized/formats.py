@@ -229,6 +229,12 @@ def integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
     Raises:
         CheckpointError: they are not supported, or contradict ``quantization_config``.
     """
+    return checkpoint.once(
+        "vlmkit_quantized.integer_layers", lambda: _find_integer_layers(checkpoint)
+    )
+
+
+def _find_integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
     try:
         if is_gguf(checkpoint):
             return {}
