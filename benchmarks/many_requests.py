@@ -81,13 +81,13 @@ def write_lines(file: Path, model: str, paths: list[Path], max_tokens: int) -> N
 
 
 @asynccontextmanager
-async def batch_server(model: str) -> AsyncIterator[OfflineServer]:
-    """Yield what ``vlmkit batch`` sends its requests to."""
-    found = prepared([model], None, [], {}, listens=False)
+async def batch_server(model: str, engine: str) -> AsyncIterator[tuple[OfflineServer, str]]:
+    """Yield what ``vlmkit batch`` sends its requests to, and the served name of the model."""
+    found = prepared([model], None, [f"engine.use={engine}"], {}, listens=False)
     async with offline_server(
         found.specs, found.settings, fetch=found.config.fetch, apis=found.apis
     ) as server:
-        yield server
+        yield server, next(iter(found.specs))
 
 
 async def batch(server: OfflineServer, source: Path) -> int:
@@ -101,18 +101,19 @@ async def batch(server: OfflineServer, source: Path) -> int:
 
 
 async def rounds(
-    model_name: str, num: int, num_rounds: int, max_tokens: int
+    model_name: str, engine: str, num: int, num_rounds: int, max_tokens: int
 ) -> list[dict[str, float]]:
     """Return the answers per second of each way, for each round."""
     measured = []
-    with tempfile.TemporaryDirectory() as name, vlmkit.load(model_name) as model:
-        async with batch_server(model_name) as server:
+    loaded = vlmkit.load(model_name, engine={"use": engine})
+    with tempfile.TemporaryDirectory() as name, loaded as model:
+        async with batch_server(model_name, engine) as (server, served):
             for number in range(num_rounds + 1):  # the first one warms up
                 folder, per_s = Path(name), {}
 
                 async def by_batch(paths: list[Path]) -> int:
                     file = folder / f"{paths[0].parent.name}.jsonl"  # noqa: B023
-                    await asyncio.to_thread(write_lines, file, model_name, paths, max_tokens)
+                    await asyncio.to_thread(write_lines, file, served, paths, max_tokens)
                     return await batch(server, file)
 
                 ways: dict[str, Callable] = {
@@ -139,11 +140,14 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--engine", default="onnx")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=24)
     args = parser.parse_args()
-    measured = asyncio.run(rounds(args.model, args.requests, args.rounds, args.max_tokens))
+    measured = asyncio.run(
+        rounds(args.model, args.engine, args.requests, args.rounds, args.max_tokens)
+    )
     rows = []
     for way in measured[0]:
         ratios = [each[way] / each["submitted at once"] for each in measured]
