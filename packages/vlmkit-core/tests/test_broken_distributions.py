@@ -96,6 +96,12 @@ KINDS = (
     at_import(
         "mute", "class E(Exception):\n    def __str__(self): raise OSError\nraise E", "E: its text"
     ),
+    Kind(
+        "wrong-group",
+        HARMLESS,
+        "its entry point is in the group 'vlmkit.plugins', which vlmkit does not read",
+        entry=b"[vlmkit.plugins]\n{name} = {module}\n",
+    ),
     # It was written for another program or version.
     with_attributes("api-none", "", "does not say VLMKIT_API" + DOES_NOT_OFFER),
     with_attributes("api-old", "VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)" + DOES_NOT_OFFER),
@@ -160,6 +166,9 @@ KINDS = (
         "a whole number or a function as priority",
     ),
     in_hook("description", "registry.add('x', print, description=9)", "a text as description"),
+    in_hook(
+        "build-call", "registry.add('x', lambda: 0)", "the build of sampler 'x' cannot be called"
+    ),
     in_hook("why-not", "registry.add('x', print, why_not='no')", "a function as why_not"),
     Kind(
         "reserved",

@@ -92,6 +92,32 @@ def test_an_argument_of_the_wrong_type_is_refused_at_registration(
     assert [provider.name for provider in registry] == before
 
 
+@pytest.mark.parametrize(
+    ("functions", "problem", "call"),
+    [
+        ({"build": object}, "too many positional arguments", "build(context)"),
+        ({"why_not": lambda checkpoint: None}, "missing a required argument", "why_not()"),
+        ({"cannot_serve": lambda: None}, "too many positional", "cannot_serve(checkpoint)"),
+        ({"plan": lambda context: None}, "too many positional", "plan(context, load)"),
+        ({"priority": lambda: 9}, "too many positional arguments", "priority(checkpoint)"),
+    ],
+)
+def test_a_function_that_vlmkit_could_not_call_is_refused_at_registration(
+    registry: Registry[Any], functions: dict[str, Any], problem: str, call: str
+) -> None:
+    with pytest.raises(PluginError, match=f"cannot be called: {problem}") as caught:
+        registry.add("x", **{"build": built, **functions})
+    assert caught.value.hint == f"vlmkit calls {call}"
+
+
+def test_functions_may_take_more_than_they_are_given(registry: Registry[Any]) -> None:
+    def cannot_serve(checkpoint: object, *, providers: object) -> None:
+        """Accept everything."""
+
+    registry.add("x", lambda *arguments: Encoder(), cannot_serve=cannot_serve)
+    registry.add("y", lambda context, depth=3: Encoder(), why_not=lambda *_: None)
+
+
 def test_an_error_of_a_build_names_the_provider_and_keeps_its_cause(
     registry: Registry[Any],
 ) -> None:

@@ -1,8 +1,10 @@
 """Finds installed plugins before they are loaded, including those whose metadata is broken."""
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from vlmkit.plugins.names import canonical
 
 MOST_CHARS = 100
 """Maximum length of names and versions, because metadata is untrusted."""
+
+RESEMBLING = ("vlmkit", "vlmkits", "vlmkitplugin", "vlmkitplugins")
+"""Letters of groups of entry points that authors write by mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def installed(entries: Iterable[importlib.metadata.EntryPoint] | None = None) ->
 
 def _installed() -> Iterator[Candidate]:
     try:
-        yield from map(_from_entry, importlib.metadata.entry_points(group=hookspecs.PROJECT))
+        every: Any = importlib.metadata.entry_points()  # of two types, by the version of Python
+        yield from _plugins_among(every)
     except Exception:  # noqa: BLE001 - broken files of one distribution break this for all
         yield from _one_by_one()
 
@@ -93,13 +99,30 @@ def _one_by_one() -> Iterator[Candidate]:
             continue
         seen.add(canonical(name))
         try:
-            entries = list(dist.entry_points.select(group=hookspecs.PROJECT))
+            found = list(_plugins_among(dist.entry_points))
         except Exception as error:  # noqa: BLE001 - as above
             if _has_plugins(dist):
                 broken = PluginError(f"its entry points cannot be read: {named(error)}")
                 yield Candidate(name, name, "", broken)
             continue
-        yield from map(_from_entry, entries)
+        yield from found
+
+
+def _plugins_among(entries: importlib.metadata.EntryPoints) -> Iterator[Candidate]:
+    """Yield the plugins, and those whose group has a name that only resembles the right one."""
+    yield from map(_from_entry, entries.select(group=hookspecs.PROJECT))
+    for group in entries.groups - {hookspecs.PROJECT}:
+        if re.sub("[^a-z]", "", group.lower()) in RESEMBLING:
+            for candidate in map(_from_entry, entries.select(group=group)):
+                yield dataclasses.replace(candidate, entry=_in_wrong_group(group))
+
+
+def _in_wrong_group(group: str) -> PluginError:
+    name = one_line(group, MOST_CHARS)
+    return PluginError(
+        f"its entry point is in the group {name!r}, which vlmkit does not read",
+        hint="its pyproject.toml must say [project.entry-points.vlmkit]",
+    )
 
 
 def _from_entry(entry: importlib.metadata.EntryPoint) -> Candidate:

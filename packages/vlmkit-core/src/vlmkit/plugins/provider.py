@@ -5,7 +5,7 @@ Which of several is taken is the registry's business.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -43,12 +43,40 @@ def _unstated(name: str) -> Objection:
     )
 
 
-def takes_providers(cannot_serve: Callable[..., str | None]) -> bool:
+def takes_providers(cannot_serve: Callable[..., object]) -> bool:
     """Return whether a check of models has a parameter ``providers``, by its signature."""
     try:
         return "providers" in inspect.signature(cannot_serve).parameters
     except (TypeError, ValueError):  # not a function, or one in C
         return False
+
+
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "build": ("context",),
+    "why_not": (),
+    "cannot_serve": ("checkpoint",),
+    "examine": ("context",),
+    "plan": ("context", "load"),
+    "keep": ("context", "folder"),
+    "list_models": (),
+    "previews": ("context",),
+    "remove": ("context",),
+    "priority": ("checkpoint",),
+}
+"""What each function of a provider is called with."""
+
+
+def misfit(name: str, function: Callable[..., object]) -> str | None:
+    """Return why a function of a provider cannot be called as ``CALLS`` says, by its signature."""
+    has_providers = name == "cannot_serve" and takes_providers(function)
+    options = {"providers": None} if has_providers else {}
+    try:
+        inspect.signature(function).bind(*CALLS[name], **options)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # one in C, without a signature
+        return None
+    return None
 
 
 def _is_priority(value: object) -> bool:

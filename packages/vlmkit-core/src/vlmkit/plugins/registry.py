@@ -31,7 +31,15 @@ from vlmkit.plugins.build_context import (
 from vlmkit.plugins.component_builder import ComponentBuilder
 from vlmkit.plugins.kinds import Owns, Serves
 from vlmkit.plugins.names import is_plain
-from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve, takes_providers
+from vlmkit.plugins.provider import (
+    CALLS,
+    EXPECTED,
+    Provider,
+    can_run,
+    can_serve,
+    misfit,
+    takes_providers,
+)
 from vlmkit.plugins.settings_check import flaw
 from vlmkit.running.prompting.request_fields import flaw_of_field
 
@@ -181,6 +189,7 @@ class Registry(ComponentBuilder[T]):
                     f"{self.kind} {new.name!r} must be given {expected} as {name}, not a value of "
                     f"type {type(value).__name__!r}"
                 )
+        self._refuse_other_signatures(new)
         if inspect.iscoroutinefunction(new.build) or inspect.isgeneratorfunction(new.build):
             raise PluginError(
                 f"the build of {self.kind} {new.name!r} is an async function or one that yields",
@@ -199,6 +208,15 @@ class Registry(ComponentBuilder[T]):
         names = [field.name for field in new.request_fields]
         if len(set(names)) < len(names):
             raise PluginError(f"{self.kind} {new.name!r} adds one field to requests twice")
+
+    def _refuse_other_signatures(self, new: Provider[T]) -> None:
+        for name, arguments in CALLS.items():
+            function = getattr(new, name)
+            if callable(function) and (problem := misfit(name, function)):
+                raise PluginError(
+                    f"the {name} of {self.kind} {new.name!r} cannot be called: {problem}",
+                    hint=f"vlmkit calls {name}({', '.join(arguments)})",
+                )
 
     def _refuse_taken(self, new: Provider[T]) -> None:
         if self._reserved.get(new.name, new.plugin) != new.plugin:
