@@ -17,7 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from parity import pipeline, runner  # noqa: E402 - they need torch
 from pretend.torch_cuda import pretended_cuda  # noqa: E402
-from quantized_checkpoints import awq, bitsandbytes, compressed, folders, gptq  # noqa: E402
+from quantized_checkpoints import (  # noqa: E402
+    awq,
+    bitsandbytes,
+    compressed,
+    folders,
+    gguf_folders,
+    gptq,
+)
 from quantized_checkpoints.folders import Quantized  # noqa: E402
 from vlmkit.errors import ConfigError, VlmkitError  # noqa: E402
 from vlmkit.interfaces.memory_plan import PlannedLoad  # noqa: E402
@@ -27,19 +34,27 @@ from vlmkit_quantized.formats import IntegerLayer  # noqa: E402
 from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
 from vlmkit_torch import loading, memory_plan  # noqa: E402
 from vlmkit_torch.engine import torch_engine  # noqa: E402
-from vlmkit_torch.loading import packed_layers  # noqa: E402
-from vlmkit_torch.loading.int4_linear import Int4Linear, has_operators, packed  # noqa: E402
+from vlmkit_torch.loading import int8_linear, packed_layers  # noqa: E402
+from vlmkit_torch.loading.int4_linear import (  # noqa: E402
+    Int4Linear,
+    TwoInt4Linear,
+    packed,
+    packed_twice,
+)
+from vlmkit_torch.loading.int8_linear import Int8Linear  # noqa: E402
+from vlmkit_torch.loading.operator_linear import OperatorLinear, has_operators  # noqa: E402
 from vlmkit_torch.loading.packed_layers import Timings  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.settings import EngineSettings  # noqa: E402
 from vlmkit_torch.support import packed_forms  # noqa: E402
 from vlmkit_torch.support.packed_forms import TRITON, Packing  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not has_operators(), reason="this torch has no 4-bit operator")
+pytestmark = pytest.mark.skipif(not has_operators(), reason="this torch has no operators")
 
 Saved = Callable[[str], Path]
 MIB = 2**20
 PACKED = {"quantized_layers": "packed"}
+ROWS_OF_8 = {"num_bits": 8, "strategy": "channel", "group_size": None}
 METHODS: dict[str, tuple[Callable[..., Quantized], dict[str, Any]]] = {
     "gptq": (gptq.make, {"group_size": 32}),
     "gptq, any order": (
@@ -52,12 +67,26 @@ METHODS: dict[str, tuple[Callable[..., Quantized], dict[str, Any]]] = {
         compressed.make,
         {"weights": {"symmetric": False, "group_size": 32}, "plain": "vision|visual"},
     ),
+    "gptq, 8 bits": (
+        gptq.make,
+        {"group_size": 32, "bits": 8, "version": 2, "is_symmetric": False, "is_ordered": True},
+    ),
+    "gptq, 8 bits, rows": (gptq.make, {"group_size": -1, "bits": 8, "is_symmetric": False}),
+    "int8 of bitsandbytes": (bitsandbytes.make_eight, {}),
+    "int8 of compressed": (compressed.make, {"scheme": "int", "weights": ROWS_OF_8}),
+    "Q8_0": (gguf_folders.make, {"kind": "Q8_0"}),
+    "Q4_0": (gguf_folders.make, {"kind": "Q4_0"}),
 }
+KERNELS = {"gptq, 8 bits": TwoInt4Linear, "Q8_0": TwoInt4Linear} | dict.fromkeys(
+    ("gptq, 8 bits, rows", "int8 of bitsandbytes", "int8 of compressed"), Int8Linear
+)
+"""The class of packed layers; that of other methods is for 4 bits."""
+TEXT_ALONE = {"awq", "Q8_0", "Q4_0"}  # sizes of towers are no multiples of 32; GGUF has no towers
 CASES = [
     (method, family)
     for method in METHODS
     for family in ("llama", "phi3", "llava", "qwen2_5_vl")
-    if method != "awq" or family in ("llama", "phi3")  # sizes of towers are no multiples of 32
+    if method not in TEXT_ALONE or family in ("llama", "phi3")
 ]
 
 
@@ -73,7 +102,7 @@ def weight(rows: int, columns: int, size: int, seed: int, **more: Any) -> Quanti
     )
 
 
-def values_of(layer: Int4Linear) -> torch.Tensor:
+def values_of(layer: OperatorLinear) -> torch.Tensor:
     """Return the weights of a layer: its products with one column each."""
     return layer(torch.eye(layer.in_features, dtype=torch.bfloat16)).T.double()
 
@@ -120,6 +149,84 @@ def test_scales_and_zeros_of_the_checkpoint_are_exact_where_bfloat16_holds_them(
     assert torch.equal(values_of(layer), torch.from_numpy(exact.dense()).double())
 
 
+@pytest.mark.parametrize("bits", [5, 6, 8])
+@pytest.mark.parametrize("size", [32, 96, 128, 512])
+def test_a_packed_weight_of_8_bits_differs_from_the_dense_one_by_bfloat16_alone(
+    size: int, bits: int
+) -> None:
+    columns = 2 * size
+    order = np.random.default_rng(size).permutation(columns).astype(np.int32) // size
+    for given in (None, order):
+        made = weight(48, columns, size, bits, bits=bits, column_groups=given)
+        layer = packed_twice(made)
+        assert layer is not None
+        dense = torch.from_numpy(made.dense()).double()
+        # The scale and both products are rounded to 8 bits; a product may be of 272 steps.
+        scales = torch.from_numpy(made.scales).double().amax()
+        bound = 2**-7 * dense.abs() + 2**-8 * (272 + 16) * scales
+        assert ((values_of(layer) - dense).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("rows", [1, 17, 48])
+@pytest.mark.parametrize("columns", [32, 96, 544])
+@pytest.mark.parametrize("zero", [128, 120, None])
+def test_a_packed_weight_with_a_scale_for_each_row_differs_by_bfloat16_alone(
+    columns: int, rows: int, zero: int | None
+) -> None:
+    zeros = {} if zero is None else {"zero_points": np.full((rows, 1), zero, np.int16)}
+    made = weight(rows, columns, columns, seed=rows, bits=8, **zeros)
+    layer = int8_linear.packed(made)
+    assert layer is not None
+    dense = torch.from_numpy(made.dense()).double()
+    scales = torch.from_numpy(made.scales).double().amax()
+    bound = 2.01 * 2**-8 * dense.abs() + (0 if zero == 128 else 2**-7 * 128 * scales)
+    assert ((values_of(layer) - dense).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("pack", [packed_twice, int8_linear.packed])
+def test_products_of_8_bits_are_within_the_bound_of_bfloat16(pack: Any) -> None:
+    is_grouped = pack is packed_twice
+    zeros = np.full((1, 1), 128, np.int16)
+    made = weight(64, 512, 32 if is_grouped else 512, seed=3, bits=8, zero_points=zeros)
+    layer = pack(made)
+    numbers = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 512, generator=numbers).bfloat16() + 2
+    dense = torch.from_numpy(made.dense()).double()
+    exact = x.double() @ dense.T
+    found, plain = layer(x).double(), (x @ dense.bfloat16().T).double()
+    magnitude = x.double().abs() @ dense.abs().T
+    assert ((found - exact).abs() / magnitude).max() <= 3.1 * 2**-9
+    assert (found - exact).norm() <= 3 * (plain - exact).norm()
+
+
+def test_integers_of_8_bits_are_exact_where_bfloat16_holds_the_scales() -> None:
+    zeros = np.full((1, 1), 128, np.int16)
+    made = weight(32, 128, 128, seed=1, bits=8, zero_points=zeros)
+    exact = QuantizedLinear(made.codes, 8, np.full_like(made.scales, 2.0**-7), zeros)
+    for layer in (int8_linear.packed(exact), packed_twice(exact)):
+        assert layer is not None
+        assert torch.equal(values_of(layer), torch.from_numpy(exact.dense()).double())
+
+
+@pytest.mark.parametrize(
+    ("pack", "made"),
+    [
+        (packed_twice, weight(20, 64, 32, seed=0, bits=8)),
+        (packed_twice, weight(32, 64, 16, seed=0, bits=8)),
+        (packed_twice, weight(32, 64, 32, seed=0, bits=4)),
+        (int8_linear.packed, weight(32, 64, 32, seed=0, bits=8)),
+        (int8_linear.packed, weight(32, 64, 64, seed=0, bits=4)),
+        (int8_linear.packed, weight(32, 100, 100, seed=0, bits=8)),
+        (int8_linear.packed, weight(32, 64, 64, seed=0, bits=8, offsets=np.ones((32, 1), "f4"))),
+    ],
+    ids=["rows", "group size", "bits", "groups", "bits of rows", "columns", "offsets"],
+)
+def test_what_the_operators_for_8_bits_cannot_hold_stays_dense(
+    pack: Any, made: QuantizedLinear
+) -> None:
+    assert pack(made) is None
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -142,13 +249,13 @@ def engine_of(folder: Path, **settings: Any) -> torch_engine.TorchEngine:
     return torch_engine.build(BuildContext("", Checkpoint("model", folder), chosen))
 
 
-def layers_of(engine: torch_engine.TorchEngine) -> list[Int4Linear]:
-    return [it for it in engine._views.model.modules() if isinstance(it, Int4Linear)]
+def layers_of(engine: torch_engine.TorchEngine) -> list[OperatorLinear]:
+    return [it for it in engine._views.model.modules() if isinstance(it, OperatorLinear)]
 
 
 def paths_of(engine: torch_engine.TorchEngine) -> set[str]:
     model = engine._views.model
-    return {name for name, module in model.named_modules() if isinstance(module, Int4Linear)}
+    return {name for name, module in model.named_modules() if isinstance(module, OperatorLinear)}
 
 
 @pytest.mark.parametrize(("method", "family"), CASES)
@@ -157,6 +264,10 @@ def test_layers_stay_packed_and_answers_are_those_of_dense_ones(
 ) -> None:
     make, how = METHODS[method]
     folder = make(saved(family), tmp_path, **how).folder
+    engine = engine_of(folder)
+    kinds = {type(layer) for layer in layers_of(engine)}
+    engine.close()
+    assert kinds == {KERNELS.get(method, Int4Linear)}
     asked = runner.requests(family)
     rows = {}
     for layers in ("packed", "dense"):
@@ -215,14 +326,16 @@ def test_layers_stay_dense_where_the_operator_computes_other_values(
     monkeypatch.setattr(Int4Linear, "forward", lambda self, rows: 1.1 * right(self, rows))
     engine = engine_of(gptq.make(saved("llama"), tmp_path, group_size=32).folder)
     assert not paths_of(engine)
-    assert "4-bit operator computes other values" in caplog.text
+    assert "torch's 4-bit operator computes other values" in caplog.text
     engine.close()
 
 
 def test_timings_compare_both_forms_of_any_size() -> None:
     timings = Timings()
-    for rows, columns, groups in ((48, 64, 2), (256, 512, 1)):
-        assert timings.is_faster(IntegerLayer(rows, columns, groups, 4)) in (True, False)
+    for rows, columns, groups, bits in ((48, 64, 2, 4), (256, 512, 1, 8), (64, 128, 2, 8)):
+        layer = IntegerLayer(rows, columns, groups, bits)
+        assert timings.is_faster(layer) in (True, False)
+    assert not timings.is_faster(IntegerLayer(32, 48, 3, 8))  # which no operator can hold
 
 
 def test_a_torch_without_the_operator_expands_the_layers(
@@ -238,26 +351,28 @@ def test_a_torch_without_the_operator_expands_the_layers(
         engine_of(folder)
 
 
-@pytest.mark.parametrize("is_symmetric", [True, False])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_plan_counts_the_bytes_of_packed_layers(
-    saved: Saved, tmp_path: Path, is_symmetric: bool
+    saved: Saved, tmp_path: Path, method: str
 ) -> None:
-    folder = gptq.make(saved("llama"), tmp_path, group_size=32, is_symmetric=is_symmetric).folder
+    make, how = METHODS[method]
+    folder = make(saved("llama"), tmp_path, **how).folder
     settings = EngineSettings(device="cpu", cache_tokens=256, **PACKED)
     context = BuildContext("", Checkpoint("model", folder), settings)
     plan = memory_plan.plan_engine(context, PlannedLoad(context_tokens=100))
     (planned,) = [need.num_bytes for need in plan.needs if need.name == "weights"]
     engine = engine_of(folder)
     model = engine._views.model
-    found = sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
-    assert planned == pytest.approx(found, rel=0.05)
+    buffers = [each for name, each in model.named_buffers() if not name.endswith(".order")]
+    found = sum(each.nbytes for each in [*model.parameters(), *buffers])
+    assert planned == pytest.approx(found, rel=0.05)  # an order of columns is small in large layers
     engine.close()
 
 
 def test_packed_layers_are_refused_where_there_are_none(saved: Saved, tmp_path: Path) -> None:
     for folder in (
         saved("llama"),
-        bitsandbytes.make(saved("llama"), tmp_path).folder,
+        bitsandbytes.make(saved("llama"), tmp_path).folder,  # codes that stand for floats
     ):
         with pytest.raises(ConfigError, match="quantized_layers"):
             engine_of(folder)
@@ -307,7 +422,8 @@ def test_layers_for_the_triton_kernel_have_the_logits_of_dense_ones(
     def read(packing: Packing | None) -> Any:
         return read_model(checkpoint, read_config(checkpoint), torch.float32, None, packing)
 
-    packed_model, dense = read(Packing(TRITON, is_timed=False)), read(None)
+    layers = TRITON.layers_of(checkpoint)
+    packed_model, dense = read(Packing(TRITON, layers, is_timed=False)), read(None)
     num_packed = sum(isinstance(it, TritonLinear) for it in packed_model.modules())
     assert num_packed >= 4 * dense.config.get_text_config().num_hidden_layers
     tokens = torch.arange(3, 30)[None]
@@ -359,9 +475,8 @@ def peak_bytes(folder: Path, how: str) -> int:
         import sys, torch
         from pathlib import Path
         from vlmkit.kit.checkpoint import Checkpoint
-        from vlmkit_torch.loading.int4_linear import Int4Linear
         from vlmkit_torch.loading.reading import read_config, read_model
-        from vlmkit_torch.support.packed_forms import INT4, Packing
+        from vlmkit_torch.support.packed_forms import CPU, Packing
         import transformers.models.llama.modeling_llama
         torch.set_num_threads(1)
         checkpoint = Checkpoint("model", Path(sys.argv[1]))
@@ -371,7 +486,8 @@ def peak_bytes(folder: Path, how: str) -> int:
             return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
         before = resident("VmRSS")
-        packing = Packing(INT4, is_timed=False) if sys.argv[2] == "packed" else None
+        layers = CPU.layers_of(checkpoint)
+        packing = Packing(CPU, layers, is_timed=False) if sys.argv[2] == "packed" else None
         model = read_model(checkpoint, config, torch.bfloat16, None, packing)
         print(resident("VmHWM") - before)
         """

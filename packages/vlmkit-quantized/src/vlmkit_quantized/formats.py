@@ -222,9 +222,9 @@ def _summarize(checkpoint: Checkpoint) -> Summary:
 
 
 def integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
-    """Return the weights with packed integers in groups of a row, by headers.
+    """Return the weights with integers in groups of a row, by headers.
 
-    Weights whose codes stand for floats are left out, and those of GGUF.
+    Weights whose codes stand for floats are left out, and those of GGUF whose groups have offsets.
 
     Raises:
         CheckpointError: they are not supported, or contradict ``quantization_config``.
@@ -237,7 +237,7 @@ def integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
 def _find_integer_layers(checkpoint: Checkpoint) -> Mapping[str, IntegerLayer]:
     try:
         if is_gguf(checkpoint):
-            return {}
+            return dict(filter(None, map(_gguf_layer, gguf_weights.weights(checkpoint))))
         found, fields = _format_of(checkpoint)
         stored = StoredArrays(checkpoint)
         layers = (_integer_layer(stored, outline) for outline in found.outlines(stored, fields))
@@ -258,10 +258,25 @@ def _integer_layer(stored: StoredArrays, outline: Outline) -> tuple[str, Integer
         if len(scales) != MATRIX_AXES or scales[0] != rows:
             return None
         num_groups = scales[1]
+    elif "weight" in parts and parts["weight"].dtype == "I8":
+        rows = parts["weight"].shape[0]
+        scales = parts["SCB"].shape if "SCB" in parts else parts["weight_scale"].shape
+        if len(scales) == MATRIX_AXES and scales[0] not in (1, rows):
+            return None
+        num_groups = scales[1] if len(scales) == MATRIX_AXES else 1
     else:
         return None
     columns, rest = divmod(outline.num_weights, rows)
     return None if rest else (name, IntegerLayer(rows, columns, num_groups, outline.bits))
+
+
+def _gguf_layer(weight: GgufWeight) -> tuple[str, IntegerLayer] | None:
+    """Return the name and sizes of a weight of GGUF; None if it has no groups of integers."""
+    layout = weight.layout
+    if layout is None or layout.beyond:
+        return None
+    rows, columns = weight.shape
+    return weight.name, IntegerLayer(rows, columns, columns // layout.group_size, layout.bits)
 
 
 def weights(checkpoint: Checkpoint) -> Mapping[str, ReadWeight | ReadTensor]:

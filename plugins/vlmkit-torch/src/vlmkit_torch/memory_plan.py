@@ -23,7 +23,8 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.devices import hardware
-from vlmkit_torch.engine import kernel_memory, packing
+from vlmkit_torch.engine import kernel_memory
+from vlmkit_torch.engine.packing import is_faster
 from vlmkit_torch.engine.torch_engine import TorchEngine
 from vlmkit_torch.loading.packed_layers import PlannedPackedLinear, modules_of
 from vlmkit_torch.loading.reader_choice import reader_of
@@ -60,7 +61,7 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     with torch.no_grad(), peak_memory():
         engine = TorchEngine(loaded, Views(model), settings)
         step, state_bytes = _step(engine, load, model.dtype)
-    is_packed = settings.packed_weights and packing.is_faster(device, model.dtype)
+    is_packed = settings.packed_weights and is_faster(device, model.dtype)
     kernels = kernel_memory.kernels_of(
         decoder_of(model),
         model.get_output_embeddings(),
@@ -135,16 +136,15 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = str(dtype).removeprefix("torch.")
     packing = packing_of(context, device, dtype, reader)
-    form = None if packing is None else packing.form
-    if form is not None:
-        for path in modules_of(form.layers_of(context.files), model).values():
+    if packing is not None:
+        for path in modules_of(packing.layers, model).values():
             model.get_submodule(path).__class__ = PlannedPackedLinear
     if reader is not None:
-        num_bytes = sizing.weight_bytes(context.files, name, form)
+        num_bytes = sizing.weight_bytes(context.files, name, packing)
     num = sum(weight.numel() for weight in model.parameters())
     own = ""
     if reader is not None and reader.is_own:
-        own = sizing.expansion(context.files, name, form)
+        own = sizing.expansion(context.files, name, packing)
     detail = ", ".join(filter(None, (name, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
     return model, device, weights, cache_bytes

@@ -69,10 +69,10 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         packed_weights: on a CPU, bring linear layers into the layout that small batches read
             fastest, one group a step, once two sequences were served.
         quantized_layers: form of the linear layers of a quantized checkpoint. ``dense`` expands
-            them. On a CPU, ``packed`` keeps integers of 4 bits where torch's operator can hold
-            them, and computes in bfloat16; ``auto`` packs what is faster so, of models in bfloat16.
-            On a CUDA device, ``packed`` keeps integers of 2 to 8 bits for a Triton kernel, which
-            is compared with dense weights at load; ``auto`` expands them.
+            them. On a CPU, ``packed`` keeps integers of 2 to 8 bits where one of torch's operators
+            can hold them, in bfloat16. ``auto`` packs what is faster so, of models in bfloat16. On
+            a CUDA device, ``packed`` keeps them for a Triton kernel, which is compared with dense
+            weights at load; ``auto`` expands them.
         attention: name of the attention backend; ``auto`` takes the preferred one that can run the
             model. Other plugins may offer some.
         self_check: at load, compare paged and chunked computation with the plain model, of a text

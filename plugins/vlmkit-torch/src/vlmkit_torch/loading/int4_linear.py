@@ -1,47 +1,49 @@
-"""A linear layer that computes with a checkpoint's own 4-bit integers on a CPU.
+"""Linear layers that compute with a checkpoint's own integers by torch's 4-bit operator for CPUs.
 
-Torch's operator takes integers from -8 to 7 in groups. Each has a scale and a number that is added.
-The operator multiplies in float32 and rounds its output to bfloat16. Knows no files and no other
-layers.
+The operator takes integers from -8 to 7 in groups. Each has a scale and a number that is added. A
+layer of up to 4 bits takes one such product. One of up to 8 bits takes two: a code is 16 times its
+upper half, plus its lower half.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vlmkit_quantized.weight import QuantizedLinear
-from vlmkit_torch.loading.packed_linear import PackedLinear, column_order, has_equal_groups
-from vlmkit_torch.support.packed_forms import INT4
+from vlmkit_torch.loading.operator_linear import (
+    DTYPE,
+    OperatorLinear,
+    codes_of,
+    is_plain,
+    scales_of,
+)
+from vlmkit_torch.loading.packed_linear import column_order, has_equal_groups
+from vlmkit_torch.support.packed_forms import INT4, NIBBLE_BITS, TWO_INT4, Kernel
 
-DTYPE = torch.bfloat16
-CHECKED_ROWS = 2
-MAX_ERROR = 4 * 2**-9  # of a sum of magnitudes; three roundings to 8 bits, and float32's
 MIDDLE = 8  # the code that the operator takes for zero
+HALF = 2**NIBBLE_BITS  # times the upper half of a code
 INNER_TILES = 1  # has no meaning on a CPU
 
 
-def has_operators() -> bool:
-    """Return whether this version of torch has the 4-bit operators for CPUs."""
-    names = ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu")
-    return all(hasattr(torch.ops.aten, name) for name in names)
-
-
-class Int4Linear(PackedLinear):
-    """A linear layer with packed weights.
+class Int4Linear(OperatorLinear):
+    """A linear layer with codes of at most 4 bits.
 
     The weight of code ``q`` is ``(q - zero_point) * scale``, with the scale rounded to bfloat16. So
-    it differs from the dense weight by as much as one in bfloat16 does: a relative 2**-9. The
+    it differs from the dense weight by as much as one in bfloat16 does: a relative 2**-8. The
     operator wants ``(8 - zero_point) * scale`` in bfloat16, which may round. What rounding left is
     added by a second product, of sums over groups.
 
     Args:
         codes: packed by the operator.
-        scales_and_zeros: of shape ``[groups, rows, 2]``.
-        rest: what rounding the zeros left, of shape ``[groups, rows]``; None if nothing.
+        scales_and_zeros: of shape ``[groups, outputs, 2]``.
+        rest: what rounding the zeros left, of shape ``[groups, outputs]``; None if nothing.
         order: the columns in the order of groups; None if they are in order.
     """
 
+    codes: torch.Tensor
+    scales_and_zeros: torch.Tensor
     rest: torch.Tensor | None
 
     def __init__(
@@ -58,71 +60,128 @@ class Int4Linear(PackedLinear):
         self.register_buffer("scales_and_zeros", scales_and_zeros)
         self.register_buffer("rest", rest)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows @ weight.T + bias``."""
-        flat = rows.reshape(-1, self.in_features)
-        if self.order is not None:
-            flat = flat[:, self.order]
-        out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001
-            flat.contiguous(), self.codes, self._group_size, self.scales_and_zeros
-        )
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T``."""
+        out = _multiplied(rows, self.codes, self._group_size, self.scales_and_zeros)
         if self.rest is not None:
-            sums = flat.view(len(flat), -1, self._group_size).sum(-1, dtype=torch.float32)
-            out += sums.to(flat.dtype) @ self.rest
-        if self.bias is not None:
-            out += self.bias
-        return out.view(*rows.shape[:-1], self.out_features)
+            sums = rows.view(len(rows), -1, self._group_size).sum(-1, dtype=torch.float32)
+            out += sums.to(rows.dtype) @ self.rest
+        return out
+
+
+class TwoInt4Linear(OperatorLinear):
+    """A linear layer with codes of 5 to 8 bits in groups, as the sum of two products.
+
+    The weight of code ``16 * h + l`` is ``(h - 8) * 16 * scale + (l - 8) * scale``, and
+    ``(136 - zero_point) * scale`` is added. That number is stored as the sum of two in bfloat16,
+    which is exact. The scale is rounded to bfloat16.
+
+    Args:
+        upper: the upper halves of codes, packed by the operator.
+        lower: the lower halves.
+        upper_pairs: the scales and added numbers of upper halves, ``[groups, outputs, 2]``.
+        lower_pairs: those of lower halves.
+        order: the columns in the order of groups; None if they are in order.
+    """
+
+    upper: torch.Tensor
+    lower: torch.Tensor
+    upper_pairs: torch.Tensor
+    lower_pairs: torch.Tensor
+
+    def __init__(
+        self,
+        upper: torch.Tensor,
+        lower: torch.Tensor,
+        upper_pairs: torch.Tensor,
+        lower_pairs: torch.Tensor,
+        order: torch.Tensor | None,
+    ) -> None:
+        groups, num_outputs, _ = upper_pairs.shape
+        super().__init__(2 * upper.shape[1], num_outputs, order)
+        self._group_size = self.in_features // groups
+        self.register_buffer("upper", upper)
+        self.register_buffer("lower", lower)
+        self.register_buffer("upper_pairs", upper_pairs)
+        self.register_buffer("lower_pairs", lower_pairs)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T``."""
+        out = _multiplied(rows, self.upper, self._group_size, self.upper_pairs)
+        out += _multiplied(rows, self.lower, self._group_size, self.lower_pairs)
+        return out
 
 
 def packed(weight: QuantizedLinear) -> Int4Linear | None:
-    """Return a layer with the integers of a weight, without a bias; None if none can hold them."""
-    rows, columns = weight.codes.shape
-    is_plain = weight.zero_points is not None and weight.offsets is None and weight.levels is None
-    size = INT4.group_size(columns, weight.scales.shape[1])
-    if not is_plain or weight.bits > INT4.max_bits or size is None or rows % INT4.row_multiple:
-        return None
-    if not has_equal_groups(weight):
+    """Return a layer with codes of at most 4 bits, without a bias; None if none can hold them."""
+    if (size := _group_size(weight, INT4)) is None:
         return None
     order = column_order(weight)
-    codes = weight.codes if order is None else weight.codes[:, order.numpy()]
-    scales, zeros, rest = _scales(weight, columns // size)
-    pairs = torch.stack([scales.T, zeros.T], -1).contiguous()
+    codes = _pack(codes_of(weight, order))
+    scales = scales_of(weight)
+    rounded = scales.to(DTYPE).float()
+    exact = (MIDDLE - _zeros(weight)) * rounded  # 8 bits and 5 bits: exact in float32
+    zeros = exact.to(DTYPE).float()
+    rest = (exact - zeros).to(DTYPE)
+    repeats = weight.codes.shape[1] // size // scales.shape[1]
     has_rest = bool(rest.any())
     return Int4Linear(
-        _pack(torch.from_numpy(codes.astype(np.int32))),
-        pairs,
-        rest.T.contiguous() if has_rest else None,
+        codes,
+        _pairs(rounded, zeros, repeats),
+        rest.repeat_interleave(repeats, 1).T.contiguous() if has_rest else None,
         order,
     )
 
 
-def agrees(layer: Int4Linear, weight: QuantizedLinear) -> bool:
-    """Return whether a layer computes what the dense weight does, but for rounding, on this CPU.
+def packed_twice(weight: QuantizedLinear) -> TwoInt4Linear | None:
+    """Return a layer with codes of 5 to 8 bits, without a bias; None if none can hold them."""
+    if (size := _group_size(weight, TWO_INT4)) is None:
+        return None
+    order = column_order(weight)
+    codes = codes_of(weight, order)
+    upper, lower = _pack(codes // HALF), _pack(codes % HALF)
+    scales = scales_of(weight).to(DTYPE).float()
+    added = (HALF * MIDDLE + MIDDLE - _zeros(weight)) * scales  # 8 bits and 8 bits: exact
+    first = added.to(DTYPE).float()
+    repeats = codes.shape[1] // size // scales.shape[1]
+    return TwoInt4Linear(
+        upper,
+        lower,
+        _pairs(HALF * scales, first, repeats),
+        _pairs(scales, added - first, repeats),
+        order,
+    )
 
-    A few rows are multiplied. Scales, products and their sum are rounded to bfloat16 each.
-    """
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(CHECKED_ROWS, layer.in_features, generator=generator).to(DTYPE)
-    dense = torch.from_numpy(weight.dense())
-    difference = (layer(rows).float() - rows.float() @ dense.T).abs()
-    return bool((difference <= MAX_ERROR * (rows.float().abs() @ dense.abs().T)).all())
+
+def _group_size(weight: QuantizedLinear, kernel: Kernel) -> int | None:
+    """Return the operator's group size for a weight; None if it cannot hold the weight."""
+    rows, columns = weight.codes.shape
+    has_bits = kernel.min_bits <= weight.bits <= kernel.max_bits
+    if not is_plain(weight) or not has_bits or rows % kernel.row_multiple:
+        return None
+    size = kernel.group_size(columns, weight.scales.shape[1])
+    return size if has_equal_groups(weight) else None
 
 
-def _scales(weight: QuantizedLinear, num_groups: int) -> tuple[torch.Tensor, ...]:
-    """Return scales, what is added, and what rounding that left, each ``[rows, num_groups]``."""
-    found = torch.from_numpy(weight.scales.astype(np.float32))  # a copy, as files are read-only
-    if weight.global_scale is not None:
-        found = found * float(weight.global_scale)
-    scales = found.to(DTYPE)
+def _zeros(weight: QuantizedLinear) -> torch.Tensor:
     points: Any = weight.zero_points
-    distance = MIDDLE - torch.from_numpy(points.astype(np.float32))
-    exact = distance * scales.float()  # 8 bits and 5 bits: exact in float32
-    zeros = exact.to(DTYPE)
-    rest = (exact - zeros.float()).to(DTYPE)
-    repeats = num_groups // found.shape[1]
-    return tuple(each.repeat_interleave(repeats, 1) for each in (scales, zeros, rest))
+    return torch.from_numpy(points.astype(np.float32))
 
 
-def _pack(codes: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, INNER_TILES)  # noqa: SLF001
+def _pairs(scales: torch.Tensor, zeros: torch.Tensor, repeats: int) -> torch.Tensor:
+    """Return ``[groups, outputs, 2]`` of numbers ``[outputs, groups]``, each group repeated."""
+    both = torch.stack([scales.T, zeros.expand(scales.shape).T], -1).to(DTYPE)
+    return both.repeat_interleave(repeats, 0).contiguous()
+
+
+def _pack(codes: NDArray[Any]) -> torch.Tensor:
+    numbers = torch.from_numpy(codes.astype(np.int32))
+    found: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, INNER_TILES)  # noqa: SLF001
     return found
+
+
+def _multiplied(
+    rows: torch.Tensor, codes: torch.Tensor, size: int, pairs: torch.Tensor
+) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, codes, size, pairs)  # noqa: SLF001
+    return out

@@ -48,7 +48,7 @@ class QuantizedLayer:
 
     def packed(self, pack: Callable[[QuantizedLinear], T | None]) -> T | None:
         """Return what a function makes of the integers; None if it makes nothing of them."""
-        return pack(self.weight.packed()) if isinstance(self.weight, formats.ReadWeight) else None
+        return None if self.weight.layout is None else pack(self.weight.packed())
 
 
 class QuantizedReader(WeightReader):

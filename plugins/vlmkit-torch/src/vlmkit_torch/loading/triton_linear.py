@@ -16,7 +16,8 @@ from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.loading.packed_linear import PackedLinear, column_order, has_equal_groups
 from vlmkit_torch.support.packed_forms import NIBBLE_BITS, TRITON
 
-SPAN = min(TRITON.group_sizes)  # inputs that the kernel expands at a time; they share a scale
+(KERNEL,) = TRITON.kernels
+SPAN = min(KERNEL.group_sizes)  # inputs that the kernel expands at a time; they share a scale
 HALF = tl.constexpr(SPAN // 2)  # the smallest inner size of a product on tensor cores
 FEW_ROWS, MANY_ROWS = 16, 64  # of inputs in a tile: for decodes, and for prompts
 TILE_OUTPUTS = 64
@@ -160,7 +161,7 @@ def _product(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0917 - a kern
 
 def packed(weight: QuantizedLinear) -> TritonLinear | None:
     """Return a layer with the codes of a weight, without a bias; None if it cannot hold them."""
-    size = TRITON.group_size(weight.codes.shape[1], weight.scales.shape[1])
+    size = KERNEL.group_size(weight.codes.shape[1], weight.scales.shape[1])
     if weight.offsets is not None or size is None or not has_equal_groups(weight):
         return None
     return TritonLinear(weight, column_order(weight))

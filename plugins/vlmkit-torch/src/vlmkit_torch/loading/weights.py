@@ -22,7 +22,7 @@ from vlmkit_torch.loading.reader_choice import Reader, reader_of
 from vlmkit_torch.loading.reading import auto_class, read_config, read_model
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.support import packed_forms, quantization, sizing
-from vlmkit_torch.support.packed_forms import INT4, TRITON, Packing
+from vlmkit_torch.support.packed_forms import TRITON, Packing
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,7 @@ def examine(context: BuildContext) -> str:
     found = [name, str(device)]
     if reader is not None:
         packing = packing_of(context, device, dtype, reader)
-        form = None if packing is None else packing.form
-        own = sizing.expansion(context.files, name, form) if reader.is_own else ""
+        own = sizing.expansion(context.files, name, packing) if reader.is_own else ""
         found += filter(None, [reader.who, own])
     return ", ".join(found)
 
@@ -181,17 +180,21 @@ def packing_of(
     settings = sizing.settings_of(context)
     wanted = settings.quantized_layers if isinstance(settings, EngineSettings) else "dense"
     name, checkpoint = str(dtype).removeprefix("torch."), context.files
-    if reader is not None and reader.is_own:
-        if device.type == "cpu" and packed_forms.may_pack(checkpoint, settings, name):
-            return Packing(INT4, is_timed=wanted == "auto")
-        if device.type == "cuda" and wanted == "packed" and TRITON.layers_of(checkpoint):
-            return Packing(TRITON, is_timed=False)
+    is_own = reader is not None and reader.is_own
+    if is_own and device.type == "cpu":
+        packing = packed_forms.packing_on_cpu(checkpoint, settings, name)
+        if packing is not None:
+            return packing
+    if is_own and device.type == "cuda" and wanted == "packed":
+        layers = TRITON.layers_of(checkpoint)
+        if layers:
+            return Packing(TRITON, layers, is_timed=False)
     if wanted == "packed":
         raise ConfigError(
             f'engine.quantized_layers = "packed": model {checkpoint.name!r} has no '
             f"quantized linear layers that stay packed on device {str(device)!r} in {name}",
-            hint="it takes integers in groups of 32 or more; on a CPU of at most 4 bits and in "
-            "bfloat16, on a CUDA device of at most 8 bits",
+            hint="it takes integers of at most 8 bits, with a scale for each output or for groups "
+            "of 32 or more; on a CPU in bfloat16",
         )
     return None
 

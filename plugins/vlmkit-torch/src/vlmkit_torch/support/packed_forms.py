@@ -19,26 +19,32 @@ if TYPE_CHECKING:
 
 NIBBLE_BITS = 4  # a code of more bits takes a byte
 DTYPE = "bfloat16"
-"""The precision in which torch's operator has a fast kernel; it rounds its output to that."""
+"""The precision in which torch's operators have fast kernels; they round their outputs to that."""
 UNITS = "avx512f"
+GROUP_SIZES = (256, 128, 64, 32)
 _DENSE = re.compile(r"\.experts\.|lm_head|embed|vis(ion|ual)|tower|image|audio|projector")
 
 
 @dataclass(frozen=True)
-class PackedForm:
-    """What a kernel can hold, and the memory that it takes.
+class Kernel:
+    """What computes with packed weights: the layers that it can hold, and their memory.
 
     Attributes:
-        kernel: its name in messages.
+        name: in messages.
+        min_bits: of a code.
         max_bits: of a code.
         row_multiple: the number of outputs is a multiple of this.
-        group_sizes: of inputs that share a scale; longer groups are split.
+        column_multiple: the number of inputs is a multiple of this.
+        group_sizes: of inputs that share a scale, and longer groups are split; empty if all inputs
+            of an output share one.
         group_bytes: for each output and group: scale, zero point, and what else there is.
     """
 
-    kernel: str
+    name: str
+    min_bits: int
     max_bits: int
     row_multiple: int
+    column_multiple: int
     group_sizes: tuple[int, ...]
     group_bytes: int
 
@@ -46,8 +52,42 @@ class PackedForm:
         """Return the kernel's group size for a layer with equal groups; None if it has none."""
         if num_groups < 1 or columns % num_groups:
             return None
+        if not self.group_sizes:
+            return columns if num_groups == 1 else None
         own = columns // num_groups
         return next((size for size in self.group_sizes if own % size == 0), None)
+
+    def holds(self, layer: "IntegerLayer") -> bool:
+        """Return whether it can hold a layer."""
+        return (
+            self.min_bits <= layer.bits <= self.max_bits
+            and layer.rows % self.row_multiple == 0
+            and layer.columns % self.column_multiple == 0
+            and self.group_size(layer.columns, layer.num_groups) is not None
+        )
+
+    def num_bytes(self, layer: "IntegerLayer") -> int:
+        """Return the bytes of a packed layer, at most."""
+        size = self.group_size(layer.columns, layer.num_groups) or layer.columns
+        codes = layer.columns // 2 if layer.bits <= NIBBLE_BITS else layer.columns
+        return layer.rows * (codes + layer.columns // size * self.group_bytes)
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """The kernels for packed layers of a device.
+
+    Attributes:
+        name: in messages.
+        kernels: the preferred one first.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    def kernel_of(self, layer: "IntegerLayer") -> Kernel | None:
+        """Return the kernel that computes a layer; None if none can hold it."""
+        return next((kernel for kernel in self.kernels if kernel.holds(layer)), None)
 
     def layers_of(self, checkpoint: Checkpoint) -> Mapping[str, "IntegerLayer"]:
         """Return the layers of a checkpoint in this form, by the names of their weights.
@@ -61,17 +101,12 @@ class PackedForm:
         return {
             name: layer
             for name, layer in formats.integer_layers(checkpoint).items()
-            if not _DENSE.search(name)
-            and layer.bits <= self.max_bits
-            and layer.rows % self.row_multiple == 0
-            and self.group_size(layer.columns, layer.num_groups) is not None
+            if not _DENSE.search(name) and self.kernel_of(layer) is not None
         }
 
     def num_bytes(self, layer: "IntegerLayer") -> int:
-        """Return the bytes of a packed layer, at most."""
-        size = self.group_size(layer.columns, layer.num_groups) or layer.columns
-        codes = layer.columns // 2 if layer.bits <= NIBBLE_BITS else layer.columns
-        return layer.rows * (codes + layer.columns // size * self.group_bytes)
+        """Return the bytes of a packed layer, at most; some kernel must hold it."""
+        return next(it for it in self.kernels if it.holds(layer)).num_bytes(layer)
 
 
 @dataclass(frozen=True)
@@ -80,19 +115,24 @@ class Packing:
 
     Attributes:
         form: of packed layers.
+        layers: that may be packed, by the names of their weights in a plain checkpoint.
         is_timed: whether a layer is packed only if it is faster so.
     """
 
     form: PackedForm
+    layers: Mapping[str, "IntegerLayer"]
     is_timed: bool
 
 
-INT4 = PackedForm("torch's int4 operator", 4, 16, (256, 128, 64, 32), 6)
-TRITON = PackedForm("a Triton kernel", 8, 1, (256, 128, 64, 32), 8)
+INT4 = Kernel("torch's 4-bit operator", 2, 4, 16, 1, GROUP_SIZES, 6)
+INT8 = Kernel("torch's 8-bit operator", 5, 8, 1, 32, (), 4)
+TWO_INT4 = Kernel("two of torch's 4-bit operators", 5, 8, 16, 1, GROUP_SIZES, 8)
+CPU = PackedForm("torch's operators", (INT4, INT8, TWO_INT4))
+TRITON = PackedForm("a Triton kernel", (Kernel("a Triton kernel", 2, 8, 1, 1, GROUP_SIZES, 8),))
 
 
-def may_pack(checkpoint: Checkpoint, settings: ComputeSettings, dtype: str) -> bool:
-    """Return whether layers of a model stay packed on a CPU, unless dense ones are faster.
+def packing_on_cpu(checkpoint: Checkpoint, settings: ComputeSettings, dtype: str) -> Packing | None:
+    """Return how layers of a model are packed on a CPU; None if they are dense.
 
     Args:
         checkpoint: the model.
@@ -100,11 +140,12 @@ def may_pack(checkpoint: Checkpoint, settings: ComputeSettings, dtype: str) -> b
         dtype: the precision of the model.
     """
     if not isinstance(settings, EngineSettings) or dtype != DTYPE:
-        return False
-    is_wanted = settings.quantized_layers == "packed" or (
-        settings.quantized_layers == "auto" and has_kernel()
-    )
-    return is_wanted and bool(INT4.layers_of(checkpoint))
+        return None
+    wanted = settings.quantized_layers
+    if wanted == "dense" or (wanted == "auto" and not has_kernel()):
+        return None
+    layers = CPU.layers_of(checkpoint)
+    return Packing(CPU, layers, is_timed=wanted == "auto") if layers else None
 
 
 def has_kernel() -> bool:

@@ -21,7 +21,7 @@ from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.support import packed_forms, quantization
-from vlmkit_torch.support.packed_forms import INT4, PackedForm
+from vlmkit_torch.support.packed_forms import CPU, Packing
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +140,9 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     stated = _stated_cache_bytes(settings)
     needs: dict[str, int] = {}
     for name in names:
-        form = INT4 if packed_forms.may_pack(checkpoint, settings, name) else None
-        own = weight_bytes(checkpoint, name, form) + WORKING_BYTES
-        loading = loading_bytes(checkpoint, name, form)
+        packing = packed_forms.packing_on_cpu(checkpoint, settings, name)
+        own = weight_bytes(checkpoint, name, packing) + WORKING_BYTES
+        loading = loading_bytes(checkpoint, name, packing)
         needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading)
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
@@ -173,7 +173,7 @@ def prefers_packed(checkpoint: Checkpoint, settings: ComputeSettings) -> bool:
     It is if the user asks for packed layers, or if the checkpoint states bfloat16 and this CPU
     multiplies it. One in float16 would lose bits.
     """
-    if not packed_forms.may_pack(checkpoint, settings, packed_forms.DTYPE):
+    if packed_forms.packing_on_cpu(checkpoint, settings, packed_forms.DTYPE) is None:
         return False
     is_named = isinstance(settings, EngineSettings) and settings.quantized_layers == "packed"
     return is_named or (_stated_dtype(checkpoint) == packed_forms.DTYPE and multiplies_bfloat16())
@@ -184,7 +184,7 @@ def multiplies_bfloat16() -> bool:
     return not BFLOAT16_UNITS.isdisjoint(processor.features())
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> int:
+def weight_bytes(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None) -> int:
     """Return the bytes of a checkpoint's weights in memory.
 
     A lower bound where a package runs layers with quantized weights.
@@ -192,42 +192,42 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = N
     Args:
         checkpoint: the files.
         dtype: the precision of the model.
-        form: in which layers stay packed; None if they are dense.
+        packing: of layers that stay packed; None if all are dense.
     """
     if (summary := quantization.summary_of(checkpoint)) is not None:
         num_bytes = summary.num_weights * ITEM_BYTES[dtype]
-        if form is None:
+        if packing is None:
             return num_bytes
-        layers = form.layers_of(checkpoint).values()
+        layers = packing.layers.values()
         dense = sum(layer.rows * layer.columns for layer in layers) * ITEM_BYTES[dtype]
-        return num_bytes - dense + sum(map(form.num_bytes, layers))
+        return num_bytes - dense + sum(map(packing.form.num_bytes, layers))
     stored = weights_of(checkpoint)
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
     return stored.num_parameters * ITEM_BYTES[dtype]
 
 
-def loading_bytes(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> int:
+def loading_bytes(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None) -> int:
     """Return the most bytes that weights take while they are read.
 
     The largest weight is expanded when all others are in memory already, at worst. Weights of
     experts that transformers merges are there as parts and as a whole.
     """
-    whole = weight_bytes(checkpoint, dtype, form)
+    whole = weight_bytes(checkpoint, dtype, packing)
     if (summary := quantization.summary_of(checkpoint)) is None:
         return whole
     return whole + summary.largest * EXPANDING_BYTES + summary.largest_merged * ITEM_BYTES[dtype]
 
 
-def expansion(checkpoint: Checkpoint, dtype: str, form: PackedForm | None = None) -> str:
+def expansion(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None) -> str:
     """Return how weights are quantized and what they take in memory; empty if they are not."""
     if (summary := quantization.summary_of(checkpoint)) is None:
         return ""
-    whole = _size(weight_bytes(checkpoint, dtype, form))
-    peak = _size(loading_bytes(checkpoint, dtype, form))
+    whole = _size(weight_bytes(checkpoint, dtype, packing))
+    peak = _size(loading_bytes(checkpoint, dtype, packing))
     how = f"expanded to {dtype}"
-    if form is not None:
-        how = f"{len(form.layers_of(checkpoint))} layers packed, others in {dtype}"
+    if packing is not None:
+        how = f"{len(packing.layers)} layers packed, others in {dtype}"
     return f"{summary}; {how}: {whole}, at most {peak} while they are read"
 
 
@@ -252,12 +252,12 @@ def report_expansion(checkpoint: Checkpoint, dtype: str, device: str) -> None:
     if not quantization.is_read_here(checkpoint):
         return
     in_files, in_memory = file_bytes(checkpoint), weight_bytes(checkpoint, dtype)
-    can_pack = device == "cpu" and bool(INT4.layers_of(checkpoint))
+    can_pack = device == "cpu" and bool(CPU.layers_of(checkpoint))
     log.log(
         logging.WARNING if in_memory >= in_files + MUCH_BYTES else logging.INFO,
         "quantized weights of model %r are expanded to %s: %.1f GiB in memory, %.1f GiB in files%s",
         *(checkpoint.name, dtype, in_memory / GIB, in_files / GIB),
-        '; engine.quantized_layers = "packed" keeps 4 bits, in bfloat16' if can_pack else "",
+        '; engine.quantized_layers = "packed" keeps integers, in bfloat16' if can_pack else "",
     )
 
 
