@@ -28,7 +28,13 @@ FOR_PROGRAMS = {
     "vlmkit_server.run.serve",
 }
 """What a program may use and a plugin need not."""
-MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
+MODULES = {
+    "cli.model_command",
+    "plugins.hookspecs",
+    "plugins.kinds",
+    "plugins.registry",
+    "running.remote_runner",
+}
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/audio_plugin/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))
 GUIDES = [page for kind in ("how-to", "tutorial") for page in ROOT.glob(f"docs/{kind}/*.md")]

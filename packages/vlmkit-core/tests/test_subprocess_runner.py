@@ -32,9 +32,8 @@ from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
-from vlmkit.running.subprocess_runner import runner as runner_module
-from vlmkit.running.subprocess_runner.child_process import ChildProcess
-from vlmkit.running.subprocess_runner.messages import (
+from vlmkit.running.remote_runner import runner as remote_module
+from vlmkit.running.remote_runner.messages import (
     CODEC,
     Abort,
     Accepted,
@@ -45,6 +44,8 @@ from vlmkit.running.subprocess_runner.messages import (
     Refused,
     Submit,
 )
+from vlmkit.running.subprocess_runner import runner as runner_module
+from vlmkit.running.subprocess_runner.child_process import ChildProcess
 from vlmkit.running.subprocess_runner.runner import SubprocessRunner
 from vlmkit.running.subprocess_runner.server import ChildServer
 from vlmkit.settings.plugins import PluginSettings
@@ -107,7 +108,7 @@ class Lying(SubprocessRunner):
 def of_plan(kind=SubprocessRunner, observers=None, **settings):
     """Return a runner of the mock by a plan that the loader makes."""
     with vlmkit.load("mock", runner={"use": "subprocess"}) as model:
-        plan = model.runner._plan
+        plan = model.runner._child_peer._plan
     return kind(plan, SubprocessSettings(**settings), observers or {})
 
 
@@ -374,8 +375,8 @@ def test_a_stream_that_contradicts_itself_fails_by_name(change, what):
 
 def test_a_message_that_is_none_costs_the_child_and_not_this_process(model):
     pid = model.runner.pid
-    model.runner._child._pending.append(Frame(b"\x91\xa4what"))
-    model.runner._child._has_pending.put(True)
+    model.runner._connection._pending.append(Frame(b"\x91\xa4what"))
+    model.runner._connection._has_pending.put(True)
     wait_until(lambda: model.runner.is_ready and model.runner.pid != pid)
     assert model.generate("hello").text == "hello"
 
@@ -391,7 +392,7 @@ class GivenUpLate(Future):
 def test_a_call_that_is_given_up_while_its_answer_arrives_does_not_end_the_child(
     model, monkeypatch, token_id
 ):
-    monkeypatch.setattr(runner_module, "Future", GivenUpLate)
+    monkeypatch.setattr(remote_module, "Future", GivenUpLate)
     pid = model.runner.pid
 
     async def give_up():
@@ -605,7 +606,7 @@ def test_a_pause_that_crosses_an_abort_does_not_keep_the_request_open() -> None:
         )
         wait_until(lambda: stream._channel.is_behind)
         (number,) = runner._requests
-        runner._child.send(Abort(number))
-        runner._child.send(Flow(number, is_paused=True))
+        runner._connection.send(Abort(number))
+        runner._connection.send(Flow(number, is_paused=True))
         wait_until(lambda: not runner._requests)
         assert stream.result().choices[0].finish_reason == "abort"

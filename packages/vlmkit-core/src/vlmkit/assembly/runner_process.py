@@ -18,9 +18,10 @@ from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_tokens import token_table
 from vlmkit.kit.traces import log_of_worker, trace_of
+from vlmkit.running.remote_runner.messages import CODEC, Stage, Started
+from vlmkit.running.remote_runner.request_server import StepRecorder
 from vlmkit.running.subprocess_runner.child_process import WITH_STEPS
-from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
-from vlmkit.running.subprocess_runner.server import ChildServer, StepRecorder
+from vlmkit.running.subprocess_runner.server import ChildServer
 from vlmkit.wire.frames import read_frame, write_frame
 
 log = logging.getLogger(__name__)

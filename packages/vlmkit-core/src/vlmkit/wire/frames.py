@@ -89,6 +89,11 @@ class FrameSplitter:
         self._pending = bytearray()
         self._num_needed = _HEADER.size  # pending bytes with which there is more to read
 
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether only a part of a frame has arrived."""
+        return bool(self._pending)
+
     def feed(self, content: Buffer) -> list[Frame]:
         """Add bytes, and return the frames that are complete now.
 

@@ -1,1 +1,1 @@
-"""The runner that answers requests in a child process: both ends, and their messages."""
+"""The runner that answers requests in a child process."""

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from vlmkit.errors import EngineError, VlmkitError, WireError
 from vlmkit.running.prompting.renderers.process import NOT_SECRET, SECRET
-from vlmkit.running.subprocess_runner.messages import CODEC, Stage, Started
+from vlmkit.running.remote_runner.messages import CODEC, Stage, Started
 from vlmkit.wire.buffers import NotSerializable
 from vlmkit.wire.frames import Frame, FrameLimits, FrameSplitter, check_limits, write_frame
 

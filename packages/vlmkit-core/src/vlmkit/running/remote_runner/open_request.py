@@ -1,11 +1,10 @@
-"""A request of a child process, as its parent sees it: admission, acceptance, chunks, its end."""
+"""A request of another process, as its caller sees it: admission, acceptance, chunks, its end."""
 
 import asyncio
 import threading
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,7 +13,8 @@ from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.running.engine_loop.stream import Channel, Stream, Wakeups
 from vlmkit.running.observers.dispatch import ObserverDispatch
-from vlmkit.running.subprocess_runner.messages import (
+from vlmkit.running.remote_runner.connection import Connection
+from vlmkit.running.remote_runner.messages import (
     Abort,
     Accepted,
     Entry,
@@ -26,9 +26,6 @@ from vlmkit.running.subprocess_runner.messages import (
 from vlmkit.types.completion import Chunk, Timings, Usage
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
-
-if TYPE_CHECKING:
-    from vlmkit.running.subprocess_runner.child_process import ChildProcess
 
 OTHER_CHOICE = "its stream has a choice that was not requested"
 
@@ -85,7 +82,7 @@ class OpenRequest:
         number: its number in messages.
         request: the request.
         admit: decides on its demand.
-        child: the process that answers it.
+        connection: to the process that answers it.
         who: the name of the runner in errors.
         settled: is resolved when the request is accepted or has failed before.
     """
@@ -95,7 +92,7 @@ class OpenRequest:
         number: int,
         request: Request,
         admit: Admit | None,
-        child: "ChildProcess",
+        connection: Connection,
         who: str,
         settled: "asyncio.Future[None] | Future[None]",
     ) -> None:
@@ -105,7 +102,7 @@ class OpenRequest:
         self._outcome: Stream | BaseException | None = None
         self._is_given_up = False
         self._request = request
-        self._child = child
+        self._connection = connection
         self._who = who
         self._refusal: BaseException | None = None
         self._channel: RemoteChannel | None = None
@@ -147,14 +144,14 @@ class OpenRequest:
 
     def abort(self, _: object = None) -> None:
         """Have the process abort the request."""
-        self._child.send(Abort(self.number))
+        self._connection.send(Abort(self.number))
 
     def resume(self) -> None:
         """Have the process send chunks again."""
         with self._flow:
             if self._is_paused:
                 self._is_paused = False
-                self._child.send(Flow(self.number, is_paused=False))
+                self._connection.send(Flow(self.number, is_paused=False))
 
     # The side of the process: called in the thread that reads its messages.
 
@@ -168,7 +165,7 @@ class OpenRequest:
                 admit(demand)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             self._refusal = error
-        self._child.send(Proceed(self.number, self._refusal is None))
+        self._connection.send(Proceed(self.number, self._refusal is None))
 
     def accept(
         self,
@@ -233,7 +230,7 @@ class OpenRequest:
         with self._flow:
             if channel.is_behind and not self._is_paused:
                 self._is_paused = True
-                self._child.send(Flow(self.number, is_paused=True))
+                self._connection.send(Flow(self.number, is_paused=True))
 
     def _problem(self, chunks: Seq[Chunk], channel: RemoteChannel) -> str:
         """Return how chunks contradict the request or its usage; empty if they do not."""

@@ -1,16 +1,18 @@
-"""Messages between a runner and its child process: frames of the wire codec.
+"""Messages between a runner and the process that answers its requests: frames of the wire codec.
 
-The caller's process numbers its requests and calls. Everything that the child sends about one of
-them carries its number. The child sends exactly one end for each request: an entry with its usage,
+The caller's process numbers its requests and calls. Everything that the other process sends about
+one of them carries its number. It sends exactly one end for each request: an entry with its usage,
 or :class:`Refused`.
 """
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from vlmkit.errors import VlmkitError
+from vlmkit.errors import VlmkitError, WireError
 from vlmkit.interfaces.observer import StepFacts
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.completion import Chunk, Timings, Usage
@@ -20,9 +22,21 @@ from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
 from vlmkit.types.sample import Sample
+from vlmkit.wire.buffers import NotSerializable
 from vlmkit.wire.codec import Codec
-from vlmkit.wire.frames import Buffer
+from vlmkit.wire.conversions import describe
+from vlmkit.wire.frames import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    Buffer,
+    FrameLimits,
+    FrameSplitter,
+    check_limits,
+    frame_parts,
+)
 from vlmkit.wire.type_names import TYPES
+
+MAX_HEAD_BYTES = 256 * 2**20  # the table of a large vocabulary takes a few MB
 
 
 class _Plain(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -90,7 +104,7 @@ class Close:
     """Abort all requests, send their ends, and exit."""
 
 
-# From the child.
+# From the process that answers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +231,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of the child's runner, sent when it has changed."""
+    """The state of the answering runner, sent when it has changed."""
 
     stats: RunnerStats
     is_full: bool
@@ -230,34 +244,33 @@ class Steps:
     steps: tuple[StepFacts, ...]
 
 
-CODEC = Codec(
-    {
-        **TYPES,
-        "runner.submit": Submit,
-        "runner.proceed": Proceed,
-        "runner.abort": Abort,
-        "runner.flow": Flow,
-        "runner.tokenize": Tokenize,
-        "runner.detokenize": Detokenize,
-        "runner.drain": Drain,
-        "runner.close": Close,
-        "runner.stage": Stage,
-        "runner.started": Started,
-        "runner.demanded": Demanded,
-        "runner.accepted": Accepted,
-        "runner.tokens": TokenEntry,
-        "runner.entry": Entry,
-        "runner.news": News,
-        "runner.refused": Refused,
-        "runner.malformed": Malformed,
-        "runner.tokenized": Tokenized,
-        "runner.detokenized": Detokenized,
-        "runner.drained": Drained,
-        "runner.state": State,
-        "runner.steps": Steps,
-        "runner.step": StepFacts,
-    }
-)
+MESSAGES: dict[str, type[Any]] = {
+    **TYPES,
+    "runner.submit": Submit,
+    "runner.proceed": Proceed,
+    "runner.abort": Abort,
+    "runner.flow": Flow,
+    "runner.tokenize": Tokenize,
+    "runner.detokenize": Detokenize,
+    "runner.drain": Drain,
+    "runner.close": Close,
+    "runner.stage": Stage,
+    "runner.started": Started,
+    "runner.demanded": Demanded,
+    "runner.accepted": Accepted,
+    "runner.tokens": TokenEntry,
+    "runner.entry": Entry,
+    "runner.news": News,
+    "runner.refused": Refused,
+    "runner.malformed": Malformed,
+    "runner.tokenized": Tokenized,
+    "runner.detokenized": Detokenized,
+    "runner.drained": Drained,
+    "runner.state": State,
+    "runner.steps": Steps,
+    "runner.step": StepFacts,
+}
+CODEC = Codec(MESSAGES)
 """The codec of both ends."""
 
 
@@ -274,3 +287,53 @@ def malformed_number(head: Buffer) -> int | None:
         return msgspec.msgpack.decode(head, type=_Numbered).number
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def protocol() -> str:
+    """Return what both ends must have in common: the version of frames, and a digest of types.
+
+    The digest covers the names and the fields of all types that a message may hold.
+    """
+    digest = hashlib.sha256()
+    for name, kind in sorted(MESSAGES.items()):
+        digest.update(f"{name}({','.join(describe(name, kind).fields)})\n".encode())
+    return f"{MAGIC.decode()}{PROTOCOL_VERSION}-{digest.hexdigest()[:16]}"
+
+
+def message_parts(message: object, max_bytes: int) -> list[Buffer]:
+    """Return the bytes of a message in parts.
+
+    Raises:
+        NotSerializable: it holds a value that cannot be sent, or has more bytes than allowed.
+    """
+    frame = CODEC.encode(message)
+    try:
+        check_limits(frame, frame_limits(max_bytes))
+        return frame_parts(frame)
+    except WireError as error:
+        raise NotSerializable(f"over {max_bytes} bytes") from error
+
+
+def frame_limits(max_bytes: int) -> FrameLimits:
+    """Return the limits of messages that have at most so many bytes, apart from a small head."""
+    head_bytes = min(max_bytes, MAX_HEAD_BYTES)
+    return FrameLimits(max_head_bytes=head_bytes, max_buffer_bytes=max_bytes)
+
+
+class MessageReader:
+    """Reads messages from bytes, as they arrive.
+
+    Args:
+        max_bytes: the most bytes that a message may have.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._splitter = FrameSplitter(frame_limits(max_bytes))
+
+    def feed(self, content: Buffer) -> Iterator[Any]:
+        """Add bytes, and yield the messages that are complete now.
+
+        Raises:
+            WireError: a message is malformed, or over the limit.
+        """
+        yield from map(CODEC.decode, self._splitter.feed(content))

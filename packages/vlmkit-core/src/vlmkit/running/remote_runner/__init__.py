@@ -1,0 +1,1 @@
+"""Runners whose requests another process answers: both ends, and their messages. Public."""
