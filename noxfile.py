@@ -31,6 +31,7 @@ MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
+GRPC = "plugins/vlmkit-grpc"
 WEBUI = "plugins/vlmkit-webui"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
@@ -50,6 +51,7 @@ ALL = [
     HEIF,
     OLLAMA,
     BENCH,
+    GRPC,
     WEBUI,
     MONITOR,
     TOGETHER,
@@ -79,6 +81,7 @@ OLDEST = {
     PDF: (*TESTED, PDF),
     HEIF: (*TESTED, HEIF),
     OLLAMA: (*TESTED, GUIDANCE, OLLAMA),
+    GRPC: (*TESTED, GRPC),
     WEBUI: (*TESTED, WEBUI),
     MONITOR: (*TESTED, MONITOR),
 }

@@ -10,7 +10,8 @@ OWN = "vlmkit"
 SERVER = "vlmkit-server"
 TESTING = "vlmkit-testing"
 BENCH = "vlmkit-bench"
-OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH})
+GRPC = "vlmkit-grpc"
+OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH, GRPC})
 """Distributions of vlmkit that ``plugins.only`` does not exclude."""
 OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -20,11 +21,12 @@ OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("batch", "keys", "serve"), SERVER),
         **dict.fromkeys(("plugins check", "plugins new", "verify"), TESTING),
         "bench": BENCH,
+        "worker": GRPC,
     }
 )
 """The distribution that owns each command of vlmkit."""
 OWNERS_OF_TABLES: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER)
+    {**dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER), "worker": GRPC}
 )
 """The distribution that owns each config table of vlmkit that the core does not decode."""
 

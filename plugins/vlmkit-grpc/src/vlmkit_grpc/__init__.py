@@ -1,0 +1,1 @@
+"""Models on other machines: ``vlmkit worker`` answers over gRPC, and the runner ``grpc`` asks."""

@@ -1,0 +1,98 @@
+"""``vlmkit worker``: runs one model for gateways on this machine or others."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import click
+
+from vlmkit.cli.model_command import CommandModel, WorkerProcesses, configured, stated
+from vlmkit.errors import EngineFailed
+from vlmkit.kit.traces import TraceFormatter
+from vlmkit_grpc.addresses import SCHEME, WorkerAddress, listen_address
+from vlmkit_grpc.credentials import refuse_unguarded, secret_of, server_credentials
+from vlmkit_grpc.service import WorkerService
+from vlmkit_grpc.settings import DEFAULT_LISTEN, WorkerSettings
+
+PUBLIC_RENDERERS = 2
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option(
+    "--listen",
+    metavar="ADDRESS",
+    show_default=DEFAULT_LISTEN,
+    help="HOST:PORT, or unix:PATH: the setting worker.listen; port 0 for a free one.",
+)
+@configured
+@click.pass_context
+def worker(
+    context: click.Context,
+    *,
+    model: str | None,
+    listen: str | None,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Run MODEL for gateways, over gRPC.
+
+    ``vlmkit serve grpc://HOST:PORT`` is such a gateway.
+    """
+    options = stated(**{"worker.listen": listen})
+    chosen = CommandModel(model, config_file, assignments, options)
+    settings = chosen.table("worker", WorkerSettings)
+    address = listen_address(settings.listen)
+    refuse_unguarded(settings, address)  # before the model is loaded
+    secret_of(settings, "worker")
+    server_credentials(settings)
+    with _shown_log(is_debugging=context.obj.debug):
+        is_wanted = _run(chosen, settings, address)
+    if not is_wanted:
+        raise EngineFailed("the engine of the model failed", hint="see the log above")
+
+
+def _run(chosen: CommandModel, settings: WorkerSettings, address: WorkerAddress) -> bool:
+    """Load the model and serve it; return whether the end was wanted."""
+    from vlmkit_grpc.worker import Worker
+
+    digest = chosen.files().fingerprint
+    runner = chosen.build({}, _processes(settings, address))
+    try:
+        return asyncio.run(Worker(runner, digest, settings).serve(_show))
+    finally:
+        runner.close()
+
+
+def _processes(settings: WorkerSettings, address: WorkerAddress) -> WorkerProcesses:
+    num = settings.num_renderers
+    if num is None:
+        num = 0 if address.is_loopback else PUBLIC_RENDERERS
+    return WorkerProcesses(
+        num_renderers=num,
+        needs_renderers=settings.num_renderers is not None,
+        renderer_memory_bytes=settings.renderer_memory_bytes,
+        compiles_constraints=settings.constraint_workers,
+    )
+
+
+def _show(service: WorkerService, address: str) -> None:
+    found = service.description
+    reference = f"{SCHEME}://{address.removeprefix('unix:')}"
+    click.echo(f"ready: {found.model} at {reference}\nmodel digest {found.model_digest}", err=True)
+
+
+@contextmanager
+def _shown_log(*, is_debugging: bool) -> Iterator[None]:
+    """Write the log to standard error while the worker runs, without texts of clients."""
+    with ExitStack() as after:
+        for handler in logging.getLogger().handlers:
+            after.callback(handler.setFormatter, handler.formatter)
+            handler.setFormatter(TraceFormatter(tells_all=is_debugging))
+        for name in ("vlmkit", "vlmkit_grpc"):
+            logger = logging.getLogger(name)
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.DEBUG if is_debugging else logging.INFO)
+        yield

@@ -1,0 +1,94 @@
+"""What a worker has to send to one gateway: written by many, sent by one, and bounded."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from vlmkit_grpc.channel_options import PIECE_BYTES
+from vlmkit_grpc.protocol.worker_pb2 import Part
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MANY_BYTES = 2**20
+"""The unsent bytes from which chunks of answers wait."""
+
+
+class Outbox:
+    """Sends parts of frames through a call, in their order.
+
+    Args:
+        context: the call.
+        stall_timeout_s: time for the gateway to read a message.
+    """
+
+    def __init__(self, context: Any, stall_timeout_s: float) -> None:
+        self._context = context
+        self._stall_timeout_s = stall_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._parts: deque[memoryview] = deque()
+        self._num_bytes = 0
+        self._has_parts = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._is_closed = False
+
+    def write(self, parts: Iterable[Buffer]) -> None:
+        """Send parts without waiting; may be called in any thread."""
+        views = [memoryview(part).cast("B") for part in parts]
+        with self._lock:
+            self._parts.extend(views)
+            self._num_bytes += sum(view.nbytes for view in views)
+        if threading.get_ident() == self._thread:
+            self._has_parts.set()
+        else:
+            self._loop.call_soon_threadsafe(self._has_parts.set)
+
+    async def room(self) -> None:
+        """Wait until the gateway has read most of what was written."""
+        while self._num_bytes > MANY_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def close(self) -> None:
+        """Have :meth:`send` return after the last part."""
+        self._is_closed = True
+        self._has_parts.set()
+
+    def drop(self) -> None:
+        """Forget what is unsent: the gateway is gone, and nothing waits for it."""
+        with self._lock:
+            self._parts.clear()
+            self._num_bytes = 0
+        self._has_room.set()
+
+    async def send(self) -> None:
+        """Send what is written until :meth:`close`.
+
+        Raises:
+            TimeoutError: the gateway does not read.
+        """
+        while True:
+            await self._has_parts.wait()
+            self._has_parts.clear()
+            while piece := self._piece():
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._context.write(Part(content=piece))
+                if self._num_bytes <= MANY_BYTES:
+                    self._has_room.set()
+            if self._is_closed:
+                return
+
+    def _piece(self) -> bytes:
+        """Take the bytes of the next message; none if nothing is left."""
+        piece = bytearray()
+        with self._lock:
+            while self._parts and (left := PIECE_BYTES - len(piece)):
+                part = self._parts.popleft()
+                piece += part[:left]
+                if part.nbytes > left:
+                    self._parts.appendleft(part[left:])
+            self._num_bytes -= len(piece)
+        return bytes(piece)

@@ -1,0 +1,67 @@
+"""The hooks of vlmkit-grpc. Imports nothing heavy: the build functions do."""
+
+import importlib.util
+from typing import Any
+
+from vlmkit.interfaces.runner import Runner
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit_grpc.addresses import SCHEME, worker_reference
+from vlmkit_grpc.settings import GrpcSettings, WorkerSettings
+
+VLMKIT_API = (1, 0)
+VLMKIT_TABLES = {"worker": WorkerSettings}
+REQUIRED = {"grpc": "grpcio", "grpc_health": "grpcio-health-checking"}
+
+
+def _why_not() -> str | None:
+    missing = [name for module, name in REQUIRED.items() if not importlib.util.find_spec(module)]
+    if not missing:
+        return None
+    return Objection(
+        f"the package {' and '.join(missing)} is not installed", hint=install_command(*missing)
+    )
+
+
+def _build_worker(_: BuildContext) -> Any:
+    from vlmkit_grpc.command import worker
+
+    return worker
+
+
+def _build_runner(context: BuildContext) -> Runner:
+    from vlmkit_grpc.build import build_runner
+
+    return build_runner(context)
+
+
+def _examine(context: BuildContext) -> str:
+    reference = worker_reference(context.reference)
+    return f"by the worker at {reference.address.target}"
+
+
+@hookimpl
+def vlmkit_register_commands(registry: Registry[Any]) -> None:
+    """Register ``vlmkit worker``."""
+    registry.add(
+        "worker",
+        _build_worker,
+        why_not=_why_not,
+        description="Run a model for gateways on this machine or others, over gRPC.",
+    )
+
+
+@hookimpl
+def vlmkit_register_runners(registry: Registry[Runner]) -> None:
+    """Answer for every model whose reference begins with ``grpc://``."""
+    registry.add(
+        "grpc",
+        _build_runner,
+        settings=GrpcSettings,
+        schemes=(SCHEME,),
+        why_not=_why_not,
+        examine=_examine,
+        description="a worker of vlmkit on this machine or another one",
+    )

@@ -1,0 +1,76 @@
+"""Real worker processes for tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+READY = re.compile(r"ready: (\S+) at grpc://(\S+)")
+DIGEST = re.compile(r"model digest ([0-9a-f]{64})")
+
+
+class WorkerProcess:
+    """One ``vlmkit worker``, which has answered that it is ready.
+
+    Attributes:
+        address: where it listens, as a reference of a model names it.
+        digest: the digest of its model.
+    """
+
+    def __init__(self, *arguments: str, model: str = "mock", listen: str = "127.0.0.1:0") -> None:
+        command = [sys.executable, "-m", "vlmkit", "worker", model, "--listen", listen]
+        self._process = subprocess.Popen(
+            [*command, *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+        self.lines: list[str] = []
+        self.address = self._line(READY)[2]
+        self.digest = self._line(DIGEST)[1]
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def reference(self) -> str:
+        return f"grpc://{self.address}"
+
+    def _line(self, form):
+        for line in self._process.stderr:
+            self.lines.append(line)
+            if found := form.match(line):
+                return found
+        raise AssertionError("".join(self.lines))
+
+    def _read(self):
+        for line in self._process.stderr:
+            self.lines.append(line)
+
+    def signal(self, number) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, and wait until nothing is left of it."""
+        self._process.kill()
+        self._process.wait(60)
+        self._reader.join(60)
+        self._process.stderr.close()
+
+    def ended(self) -> int:
+        """Wait for its end, and return the exit code."""
+        return self._process.wait(120)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+        self.kill()
+
+
+@contextmanager
+def worker(*arguments: str, **options: str) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(*arguments, **options)
+    try:
+        yield process
+    finally:
+        process.close()
