@@ -66,13 +66,31 @@ def make(
         if is_tied:
             folders.edit(made, tie_word_embeddings=True)
     (folder / folders.WEIGHTS).unlink()
-    stored: dict[str, list[Any]] = {}
-    values: Tensors = {}
     config = AutoConfig.from_pretrained(source)
-    is_head = "lm_head.weight"
     plain = folders.tensors(source)
     if config.tie_word_embeddings or is_tied:
-        plain.pop(is_head, None)
+        plain.pop("lm_head.weight", None)
+    arrays, values = converted(plain, family, config, FAMILIES[family].arch, kind)
+    change(arrays)
+    write(folder / FILE, FAMILIES[family].arch, fields_of(config) | fields, arrays, more)
+    folders.write(other, values)
+    return Quantized(folder, other, values)
+
+
+def converted(
+    plain: Tensors, family: str, config: Any, arch: gguf.MODEL_ARCH, kind: str
+) -> tuple[Arrays, Tensors]:
+    """Return the arrays of a file by their names in it, and the values of the plain weights.
+
+    Args:
+        plain: the weights.
+        family: whose rows and norms they have.
+        config: its configuration.
+        arch: of the file.
+        kind: the type of matrices; several in turn, with spaces between them.
+    """
+    stored: dict[str, list[Any]] = {}
+    values: Tensors = {}
     kinds = itertools.cycle(kind.split())
     numbers = np.random.default_rng(0)
     for name, weight in sorted(plain.items(), key=_by_expert):
@@ -90,13 +108,9 @@ def make(
             values[name] = torch.from_numpy(gguf.quants.dequantize(array, type_).copy())
         for heads, part in _rotated(family, config):
             if part in name:
-                array = _in_pairs(array, heads)
+                array = in_pairs(array, heads)
         stored.setdefault(EXPERT.sub("experts.", name), [type_]).append(array)
-    arrays = dict(_named(family, config.num_hidden_layers, stored))
-    change(arrays)
-    write(folder / FILE, FAMILIES[family].arch, _fields(config) | fields, arrays, more)
-    folders.write(other, values)
-    return Quantized(folder, other, values)
+    return dict(_named(arch, config.num_hidden_layers, stored)), values
 
 
 def quantized(array: np.ndarray[Any, Any], type_: gguf.GGMLQuantizationType) -> Any:
@@ -138,7 +152,7 @@ def _rotated(family: str, config: Any) -> list[tuple[int, str]]:
     return [(config.num_attention_heads, ".q_proj."), (config.num_key_value_heads, ".k_proj.")]
 
 
-def _in_pairs(rows: Any, heads: int) -> Any:
+def in_pairs(rows: Any, heads: int) -> Any:
     """Return rows so that the two that a rotation mixes are neighbours, as llama.cpp has them."""
     size = len(rows) // heads
     order = [
@@ -150,15 +164,16 @@ def _in_pairs(rows: Any, heads: int) -> Any:
     return rows[order]
 
 
-def _named(family: str, num_layers: int, stored: dict[str, list[Any]]) -> Iterator[Any]:
-    names = gguf.get_tensor_name_map(FAMILIES[family].arch, num_layers)
+def _named(arch: gguf.MODEL_ARCH, num_layers: int, stored: dict[str, list[Any]]) -> Iterator[Any]:
+    names = gguf.get_tensor_name_map(arch, num_layers)
     for name, (type_, *arrays) in stored.items():
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         yield new, (np.stack(arrays) if "experts" in name else arrays[0], type_)
 
 
-def _fields(config: Any) -> dict[str, Any]:
+def fields_of(config: Any) -> dict[str, Any]:
+    """Return the numbers of a decoder, after the architecture."""
     rope = config.rope_parameters
     theta = rope.get("rope_theta") or rope["full_attention"]["rope_theta"]
     epsilon = next(

@@ -13,7 +13,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit_quantized import awq, bitsandbytes, compressed_tensors, gguf_weights, gptq, summary
 from vlmkit_quantized.errors import FormatError
-from vlmkit_quantized.gguf_weights import GgufWeight
+from vlmkit_quantized.gguf_weights import Weight
 from vlmkit_quantized.layers import MATRIX_AXES, Outline
 from vlmkit_quantized.stored import Floats, StoredArrays
 from vlmkit_quantized.summary import Summary
@@ -122,7 +122,7 @@ class ReadTensor:
     """
 
     checkpoint: Checkpoint
-    stored: GgufWeight
+    stored: Weight
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Source of names and of changed values: the package ``gguf`` and llama.cpp's
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from vlmkit_quantized.errors import FormatError
@@ -208,6 +209,13 @@ UNUSED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_facto
 """Tensors of constants that ``config.json`` states, too."""
 
 
+class Join(Enum):
+    """How several tensors of a file become one weight, in their order in the table."""
+
+    ROWS = "concatenated along the first axis"
+    FRAMES = "stacked along a new third axis"
+
+
 @dataclass(frozen=True, slots=True)
 class PlainTensor:
     """What a tensor of a file is in a plain checkpoint.
@@ -217,12 +225,14 @@ class PlainTensor:
         shape: the shape of the tensor, with an axis of experts in front if there are any.
         num_heads: the number of heads whose rows are in the order of rotated pairs; 0 for none.
         added: what the converter added to the values.
+        join: how it is joined with the other tensors of the same name; None if it is the only one.
     """
 
     name: str
     shape: tuple[int, ...]
     num_heads: int = 0
     added: int = 0
+    join: Join | None = None
 
 
 class Sizes:
@@ -278,11 +288,22 @@ class Sizes:
         return default if value is None else value
 
     def _integer(self, name: str, largest: int = MAX_SIZE, default: int | None = None) -> int:
-        value = self._config.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
-            raise FormatError(f"its config.json needs a number of 1 to {largest} in {name!r}")
-        return value
+        return integer_of(self._config, name, largest, default)
+
+
+def integer_of(
+    config: Mapping[str, Any], name: str, largest: int = MAX_SIZE, default: int | None = None
+) -> int:
+    """Return a positive number of a ``config.json``.
+
+    Raises:
+        FormatError: it is absent and has no default, or is something else.
+    """
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= largest:
+        raise FormatError(f"its config.json needs a number of 1 to {largest} in {name!r}")
+    return value
 
 
 def plain_tensors(sizes: Sizes, family: Family) -> dict[str, PlainTensor]:

@@ -1,12 +1,12 @@
-"""Weights of a folder with ``config.json`` and one GGUF file, under the names of transformers.
+"""Weights of a folder with ``config.json`` and a GGUF file, under the names of transformers.
 
-Undoes what llama.cpp's converter changes. Reads neither tokenizer nor hyperparameters from the
-file: those of ``config.json`` are used, and a file that states others is rejected. Reads no vision
-tower, and no file without a folder.
+A model with images has a second file, with its vision tower (``mmproj``). Undoes what llama.cpp's
+converter changes. Reads neither tokenizer nor hyperparameters from the files: those of
+``config.json`` are used, and a file that states others is rejected.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import numpy as np
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_quantized import summary
+from vlmkit_quantized import gguf_projector, summary
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_blocks import BLOCK_FORMATS
 from vlmkit_quantized.gguf_file import GgufFile, GgufTensor, read_header
-from vlmkit_quantized.gguf_names import FAMILIES, UNUSED, Family, PlainTensor, Sizes, plain_tensors
+from vlmkit_quantized.gguf_models import Decoder, decoder_of, tower_of
+from vlmkit_quantized.gguf_names import UNUSED, Join, PlainTensor
+from vlmkit_quantized.gguf_projector import Projector
 from vlmkit_quantized.stored import Floats
 from vlmkit_quantized.summary import Summary
 from vlmkit_quantized.weight import Layout, QuantizedLinear
@@ -47,6 +49,7 @@ STATED = (
 )
 """Fields of a file that change answers, and those of ``config.json`` that must equal them."""
 MATRIX_AXES = 2
+SECTIONS = "rope.dimension_sections"
 CLOSE = 1e-6  # files have floats of 32 bits
 
 
@@ -115,99 +118,236 @@ class GgufWeight:
         return self.tensor if self.expert is None else self.tensor.part(self.expert)
 
 
+@dataclass(frozen=True)
+class JoinedWeight:
+    """A weight that consists of several tensors.
+
+    Attributes:
+        name: its name in a plain checkpoint.
+        parts: the weights that its tensors would be.
+        join: how they are joined.
+    """
+
+    name: str
+    parts: Sequence[GgufWeight]
+    join: Join
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the plain weight."""
+        first, *rest = self.parts[0].shape
+        if self.join is Join.ROWS:
+            return (sum(part.shape[0] for part in self.parts), *rest)
+        return (first, rest[0], len(self.parts), *rest[1:])
+
+    @property
+    def layout(self) -> None:
+        """None: the weight is expanded."""
+        return
+
+    def packed(self) -> QuantizedLinear:
+        """Raise an error: the weight has no layout."""
+        raise FormatError("is joined from several tensors, and has no quantized form", self.name)
+
+    def dense(self) -> Floats:
+        """Return the values of the plain weight in float32; reads them and keeps nothing.
+
+        Raises:
+            FormatError: a scale is not finite.
+        """
+        values = [part.dense() for part in self.parts]
+        return np.concatenate(values) if self.join is Join.ROWS else np.stack(values, axis=2)
+
+
+@dataclass(frozen=True)
+class UnusedWeight:
+    """A weight that no file has, because no answer depends on it: zeros.
+
+    Attributes:
+        name: its name in a plain checkpoint.
+        shape: its shape.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def layout(self) -> None:
+        """None: there is nothing to unpack."""
+        return
+
+    def packed(self) -> QuantizedLinear:
+        """Raise an error: the weight has no layout."""
+        raise FormatError("is in no file, and has no quantized form", self.name)
+
+    def dense(self) -> Floats:
+        """Return zeros."""
+        return np.zeros(self.shape, np.float32)
+
+
+Weight = GgufWeight | JoinedWeight | UnusedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The files of a model, compared with its ``config.json``.
+
+    Attributes:
+        file: the header of the file with the decoder.
+        tensors: what each of its tensors is.
+        projector: the file with the vision tower; None of a text model.
+    """
+
+    file: GgufFile
+    tensors: Mapping[str, PlainTensor]
+    projector: Projector | None
+
+    def parts(self) -> Iterator[tuple[GgufFile, Mapping[str, PlainTensor]]]:
+        """Yield each file with what its tensors are."""
+        yield self.file, self.tensors
+        if self.projector is not None:
+            yield self.projector.file, self.projector.tensors
+
+
 def file_of(checkpoint: Checkpoint) -> Path | None:
     """Return the GGUF file that holds the weights of a folder; None if another file does."""
     return weight_files.gguf_file(checkpoint)
 
 
 def summary_of(checkpoint: Checkpoint) -> Summary:
-    """Return which weights are quantized, by ``config.json`` and the header of the file.
+    """Return which weights are quantized, by ``config.json`` and the headers of the files.
 
     Raises:
         FormatError: they contradict each other, or are not supported.
     """
-    return summary.of_gguf(*_matched(checkpoint))
+    found = _matched(checkpoint)
+    names = [path.name for path in weight_files.projector_files(checkpoint) if found.projector]
+    return summary.of_gguf(list(found.parts()), *names)
 
 
-def weights(checkpoint: Checkpoint) -> Iterator[GgufWeight]:
-    """Yield all weights; reads the header alone.
+def weights(checkpoint: Checkpoint) -> Iterator[Weight]:
+    """Yield all weights; reads the headers alone.
 
     Raises:
-        FormatError: the file contradicts ``config.json``, or is not supported.
+        FormatError: a file contradicts ``config.json``, or is not supported.
     """
-    file, found = _matched(checkpoint)
-    for stored, plain in found.items():
-        tensor = file.tensors[stored]
-        if "{expert}" not in plain.name:
-            yield GgufWeight(plain.name, stored, tensor, plain)
-            continue
-        for expert in range(plain.shape[0]):
-            name = plain.name.format(expert=expert)
-            yield GgufWeight(name, stored, tensor, plain, expert)
+    found = _matched(checkpoint)
+    joined: dict[str, tuple[Join, list[GgufWeight]]] = {}
+    for file, tensors in found.parts():
+        for stored, plain in tensors.items():
+            for weight in _weights_of(stored, file.tensors[stored], plain):
+                if plain.join is None:
+                    yield weight
+                else:
+                    joined.setdefault(plain.name, (plain.join, []))[1].append(weight)
+    for name, (join, parts) in joined.items():
+        yield JoinedWeight(name, parts, join)
+    for plain in found.projector.absent if found.projector else ():
+        yield UnusedWeight(plain.name, plain.shape)
 
 
-def _matched(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor]]:
-    """Return the file, and what each of its tensors is; read the header once for a checkpoint.
+def _weights_of(stored: str, tensor: GgufTensor, plain: PlainTensor) -> Iterator[GgufWeight]:
+    """Yield the weight that a tensor is, or those of the experts in it."""
+    if "{expert}" not in plain.name:
+        yield GgufWeight(plain.name, stored, tensor, plain)
+        return
+    for expert in range(plain.shape[0]):
+        yield GgufWeight(plain.name.format(expert=expert), stored, tensor, plain, expert)
+
+
+def _matched(checkpoint: Checkpoint) -> Matched:
+    """Return the files and what their tensors are; read each header once for a checkpoint.
 
     Raises:
-        FormatError: the file contradicts ``config.json``, or is not supported.
+        FormatError: a file contradicts ``config.json``, or is not supported.
     """
     return checkpoint.once("vlmkit_quantized.gguf", lambda: _match(checkpoint))
 
 
-def _match(checkpoint: Checkpoint) -> tuple[GgufFile, Mapping[str, PlainTensor]]:
-    """Return the same from the file.
+def _match(checkpoint: Checkpoint) -> Matched:
+    """Return the same from the files.
 
     Raises:
-        FormatError: the file contradicts ``config.json``, or is not supported.
+        FormatError: a file contradicts ``config.json``, or is not supported.
     """
     path = file_of(checkpoint)
     if path is None:
         raise FormatError("its folder has no GGUF file, or several")
-    config, model_type = checkpoint.config, checkpoint.model_type
-    if (family := FAMILIES.get(model_type)) is None:
-        raise FormatError(
-            f"its weights are GGUF ({path.name!r}), which is not supported for the model_type "
-            f"{model_type!r}; supported are {', '.join(FAMILIES)}"
-        )
+    config = checkpoint.config
+    decoder = decoder_of(config)
     if "quantization_config" in config:
         raise FormatError(
             f"its config.json has a 'quantization_config', and its weights are GGUF ({path.name!r})"
         )
-    sizes = Sizes(config, family)
+    projector = _projector(checkpoint)
     try:
         file = read_header(path, has_texts=False)
     except OSError as error:
         raise FormatError(
             f"its GGUF file {path.name!r} cannot be read: {error.strerror}"
         ) from error
-    _check_fields(file, family, config, path.name)
-    expected = plain_tensors(sizes, family)
-    _check_tensors(file, expected, path.name)
-    return file, expected
+    _check_fields(file, decoder, config, path.name)
+    expected = decoder.tensors(has_head="output.weight" in file.tensors)
+    _check_tensors(file, expected, path.name, UNUSED)
+    return Matched(file, expected, projector)
 
 
-def _check_fields(file: GgufFile, family: Family, config: Mapping[str, Any], name: str) -> None:
+def _projector(checkpoint: Checkpoint) -> Projector | None:
+    """Return the vision tower of a model; None of a text model.
+
+    Raises:
+        FormatError: a model with images has no file with a tower, or a text model has one; or the
+            file is of another model.
+    """
+    path, found = gguf_projector.file_of(checkpoint), tower_of(checkpoint.config)
+    if found is None:
+        if path is None:
+            return None
+        raise FormatError(
+            f"it has a file with a vision tower, {path.name!r}, and is a text model (model_type "
+            f"{checkpoint.model_type!r}): move that file to another folder"
+        )
+    if path is None:
+        raise FormatError(
+            "its config.json has a vision tower, and the GGUF file with it is missing: put "
+            "the model's 'mmproj' file beside the other one"
+        )
+    projector = gguf_projector.matched(checkpoint, path, *found)
+    _check_tensors(projector.file, projector.tensors, path.name, found[0].unused)
+    return projector
+
+
+def _check_fields(file: GgufFile, decoder: Decoder, whole: Mapping[str, Any], name: str) -> None:
     """Require the architecture and the numbers of ``config.json``."""
-    stated = file.fields.get("general.architecture")
-    if stated != family.architecture:
+    stated, config = file.fields.get("general.architecture"), decoder.config
+    if stated not in decoder.architectures:
         raise FormatError(
             f"its GGUF file {name!r} has the architecture {stated!r}, and its config.json the "
-            f"model_type {config.get('model_type')!r}"
+            f"model_type {whole.get('model_type')!r}"
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     own = {**rope, **config} if isinstance(rope, Mapping) else config
     for key, field in STATED:
-        found, wanted = file.fields.get(f"{family.architecture}.{key}"), own.get(field)
+        found, wanted = file.fields.get(f"{stated}.{key}"), own.get(field)
         are_numbers = all(isinstance(each, int | float) for each in (found, wanted))
         if are_numbers and not math.isclose(found, wanted, rel_tol=CLOSE):  # type: ignore[arg-type]
             raise FormatError(
                 f"its GGUF file {name!r} has {key} {found:g}, and its config.json has "
                 f"{field} {wanted:g}"
             )
+    found, wanted = file.fields.get(f"{stated}.{SECTIONS}"), own.get("mrope_section")
+    if isinstance(found, np.ndarray) and isinstance(wanted, list):
+        listed = found.tolist()
+        if listed[: len(wanted)] != wanted or any(listed[len(wanted) :]):
+            raise FormatError(
+                f"its GGUF file {name!r} has {SECTIONS} {listed}, and its config.json has "
+                f"mrope_section {wanted}"
+            )
 
 
-def _check_tensors(file: GgufFile, expected: Mapping[str, PlainTensor], name: str) -> None:
+def _check_tensors(
+    file: GgufFile, expected: Mapping[str, PlainTensor], name: str, unused: frozenset[str]
+) -> None:
     """Require all tensors of a model and no others, in the shapes of ``config.json``."""
     for stored, plain in expected.items():
         if (tensor := file.tensors.get(stored)) is None:
@@ -219,7 +359,7 @@ def _check_tensors(file: GgufFile, expected: Mapping[str, PlainTensor], name: st
                 f"its GGUF file {name!r} has a tensor {stored!r} of shape {list(tensor.shape)}, "
                 f"and its config.json calls for {list(plain.shape)}"
             )
-    if unknown := sorted(file.tensors.keys() - expected.keys() - UNUSED):
+    if unknown := sorted(file.tensors.keys() - expected.keys() - unused):
         raise FormatError(
             f"its GGUF file {name!r} has a tensor {unknown[0]!r}, which is unknown, or for "
             "which its config.json has no place"

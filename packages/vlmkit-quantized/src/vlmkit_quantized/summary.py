@@ -6,7 +6,7 @@ For reports before a model is loaded. Reads no weight, and does not know what co
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Summary:
         num_weights: numbers of the plain model.
         largest: numbers of the largest weight.
         largest_merged: numbers of the largest weight that is merged of weights of experts.
+        tower: the name of the file with the vision tower; empty if there is none of its own.
     """
 
     method: str
@@ -44,16 +45,18 @@ class Summary:
     num_weights: int
     largest: int
     largest_merged: int
+    tower: str = ""
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{num} of {kind}" for kind, num in sorted(self.kinds.items()))
         num = sum(self.kinds.values())
         text = f"{self.method}: {num} of {num + sum(self.dense.values())} matrices quantized"
         text = f"{text} ({kinds})" if kinds else text
+        tower = f"; vision tower in {self.tower!r}" if self.tower else ""
         if not self.dense:
-            return text
+            return text + tower
         reasons = ", ".join(f"{num} {reason}" for reason, num in sorted(self.dense.items()))
-        return f"{text}, {sum(self.dense.values())} dense ({reasons})"
+        return f"{text}, {sum(self.dense.values())} dense ({reasons}){tower}"
 
 
 def of_layers(
@@ -97,28 +100,32 @@ def float_outlines(stored: StoredArrays) -> list[Outline]:
     return found
 
 
-def of_gguf(file: GgufFile, plain: Mapping[str, PlainTensor]) -> Summary:
-    """Return the summary of a GGUF file.
+def of_gguf(
+    parts: Sequence[tuple[GgufFile, Mapping[str, PlainTensor]]], tower: str = ""
+) -> Summary:
+    """Return the summary of GGUF files.
 
     Args:
-        file: its header.
-        plain: what each of its tensors is.
+        parts: the header of each file, and what its tensors are.
+        tower: the name of the file with the vision tower.
     """
     kinds: Counter[str] = Counter()
     dense: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    merged = 0
-    for name, what in plain.items():
-        tensor, size = file.tensors[name], math.prod(what.shape)
-        is_merged = "{expert}" in what.name
-        sizes[name] = size // what.shape[0] if is_merged else size
-        merged = max(merged, size if is_merged else 0)
-        if tensor.is_quantized:
-            kinds[tensor.type] += 1
-        elif len(what.shape) >= MATRIX_AXES:
-            dense[f"stored as {tensor.type}"] += 1
-    total = sum(math.prod(what.shape) for what in plain.values())
-    return Summary("gguf", kinds, dense, total, max(sizes.values(), default=0), merged)
+    total = merged = 0
+    for file, plain in parts:
+        for name, what in plain.items():
+            tensor, size = file.tensors[name], math.prod(what.shape)
+            is_merged = "{expert}" in what.name
+            total += size
+            sizes[what.name] += size // what.shape[0] if is_merged else size
+            merged = max(merged, size if is_merged else 0)
+            if tensor.is_quantized:
+                kinds[tensor.type] += 1
+            elif len(what.shape) >= MATRIX_AXES:
+                dense[f"stored as {tensor.type}"] += 1
+    largest = max(sizes.values(), default=0)
+    return Summary("gguf", kinds, dense, total, largest, merged, tower)
 
 
 def _summary(

@@ -13,6 +13,7 @@ from vlmkit.errors import CheckpointError
 
 SUFFIX = re.compile(r"(\.[a-z0-9]{1,16}){1,2}")
 _TAGGED = re.compile(r"([^/:\\]+/[^/:\\]+):([A-Za-z0-9][A-Za-z0-9._-]{0,199})")
+_PROJECTOR = re.compile(r"(^|[._-])mmproj([._-]|$)", re.IGNORECASE)
 _PIECE = re.compile(r"-\d{5}-of-\d{5}$")
 MAX_LISTED = 12
 
@@ -33,6 +34,14 @@ def tag_of(name: str, suffixes: Iterable[str]) -> str:
     """Return the shortest tag of a file name, such as ``Q4_K_M``: the part after its last dash."""
     stem = name[: len(name) - len(suffix_of(name, suffixes))]
     return stem.rpartition("-")[2]
+
+
+def is_projector(name: str) -> bool:
+    """Return whether a file has the vision tower of a model in another file, by its name.
+
+    llama.cpp names such files ``mmproj``.
+    """
+    return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
 
 
 def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import read_header
+from vlmkit.kit.single_file import is_projector
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -60,14 +61,24 @@ def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
 def gguf_file(checkpoint: Checkpoint) -> Path | None:
     """Return the GGUF file that holds a model's weights; None if other files do.
 
-    It is the file that was named, or that of a folder that has one and no safetensors.
+    It is the file that was named, or that of a folder that has one and no safetensors. Files with
+    vision towers are others; see :func:`projector_files`.
     """
     if checkpoint.file is not None:
         return checkpoint.file if checkpoint.file.suffix.lower() == ".gguf" else None
-    found = sorted(checkpoint.path.glob("*.gguf"))
+    found = [path for path in checkpoint.path.glob("*.gguf") if not is_projector(path.name)]
     if len(found) != 1 or checkpoint.has("*.safetensors*"):
         return None
     return found[0]
+
+
+def projector_files(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files with vision towers beside a model's GGUF file, sorted."""
+    file = gguf_file(checkpoint)
+    if file is None:
+        return []
+    found = (path for path in file.parent.glob("*.gguf") if is_projector(path.name))
+    return sorted(path for path in found if path != file)
 
 
 def _named(index: Any) -> list[str]:
@@ -108,13 +119,8 @@ def _absent(folder: Path) -> Objection:
             f"{WHOLE!r} is missing, which its weights should be named, not {other[0]!r}",
             hint=f"if {other[0]} holds all of them, name it {WHOLE}",
         )
-    if quantized := _names(folder, ("*.gguf",)):
-        several = "" if len(quantized) == 1 else f" in {len(quantized)} files"
-        return Objection(
-            f"its weights are GGUF{several} ({quantized[0]!r}), which is not read",
-            hint="load the safetensors model that it was made from; vlmkit-torch reads one "
-            "GGUF file beside config.json and tokenizer files",
-        )
+    if gguf := _gguf(folder):
+        return gguf
     if pickles := _names(folder, _PICKLES):
         return Objection(
             f"its weights are a pickle ({pickles[0]!r}), which can run code when it is read, so it "
@@ -128,6 +134,25 @@ def _absent(folder: Path) -> Objection:
                 hint="load the safetensors model that they are of",
             )
     return Objection("there are no *.safetensors weights", hint="fetch them, too")
+
+
+def _gguf(folder: Path) -> Objection | None:
+    """Return what GGUF files a folder holds; None if it holds none."""
+    ggufs = _names(folder, ("*.gguf",))
+    models = [name for name in ggufs if not is_projector(name)]
+    if not ggufs:
+        return None
+    if not models:
+        return Objection(
+            f"its only GGUF file has a vision tower ({ggufs[0]!r}), and no language model",
+            hint="put the GGUF file of the language model beside it",
+        )
+    several = "" if len(models) == 1 else f" in {len(models)} files"
+    return Objection(
+        f"its weights are GGUF{several} ({models[0]!r}), which is not read",
+        hint="load the safetensors model that it was made from; vlmkit-torch reads one GGUF file "
+        "beside config.json and tokenizer files",
+    )
 
 
 def _names(folder: Path, patterns: Iterable[str]) -> Sequence[str]:
