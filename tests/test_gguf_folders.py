@@ -185,7 +185,7 @@ FLAWS = {
         "rope.freq_base 1e+06, and its config.json has rope_theta 10000",
     ),
     "no number": ({}, {"hidden_size": None}, "needs a number of 1 to 16777216 in 'hidden_size'"),
-    "layers without end": ({}, {"num_hidden_layers": 10**9}, "'num_hidden_layers'"),
+    "layers without end": ({}, {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "a second quantization": (
         {},
         {"quantization_config": {"quant_method": "gptq", "bits": 4}},
@@ -221,9 +221,9 @@ def test_a_scale_that_is_not_finite_is_rejected_with_the_tensor(
 
 def test_a_second_gguf_file_is_rejected_by_name(saved: Saved, tmp_path: Path) -> None:
     made = gguf_folders.make(saved("llama"), tmp_path)
-    shutil.copy(made.folder / FILE, made.folder / "mmproj.gguf")
+    shutil.copy(made.folder / FILE, made.folder / "another.gguf")
     with pytest.raises(
-        CheckpointError, match=r"its weights are GGUF in 2 files \('mmproj\.gguf'\)"
+        CheckpointError, match=r"its weights are GGUF in 2 files \('another\.gguf'\)"
     ):
         vlmkit.load(made.folder, **TORCH)
 

@@ -1,7 +1,7 @@
-"""Folders with two GGUF files, a decoder and a vision tower, as llama.cpp's converters write them.
+"""Folders with two GGUF files, a decoder and a vision tower, as llama.cpp's converters write.
 
-The facts are those of ``convert_hf_to_gguf.py``, and of the older converter of LLaVA's towers. Names
-come from the package ``gguf``, except LLaVA's, which that converter makes by replacing parts.
+The facts are those of ``convert_hf_to_gguf.py``, and of the older converter of LLaVA's towers.
+Names come from the package ``gguf``, except LLaVA's, which that converter makes by replacing parts.
 """
 
 import itertools
@@ -289,7 +289,7 @@ def make(
     change: Callable[[Arrays], object] = lambda _: None,
     more: Callable[[gguf.GGUFWriter], object] = lambda _: None,
     fields: Fields | None = None,
-    text_fields: Fields | None = None,
+    arch: gguf.MODEL_ARCH | None = None,
 ) -> Quantized:
     """Convert a checkpoint to two files.
 
@@ -302,7 +302,7 @@ def make(
         change: changes the arrays of the tower's file.
         more: writes further fields of the decoder's file.
         fields: of the tower's file; None removes one.
-        text_fields: of the decoder's file, after the architecture.
+        arch: of the decoder's file, if it is not the family's.
     """
     pair, config = PAIRS[family], AutoConfig.from_pretrained(source)
     folder, other = place / "quantized" / family, place / "plain" / family
@@ -326,8 +326,8 @@ def make(
         values[name] = _read_back(pair, name, weight, config, names, stored)
     change(stored)
     decoder = _decoder(pair, texts, config, kind, values)
-    own = gguf_folders.fields_of(config.get_text_config()) | (text_fields or {})
-    gguf_folders.write(folder / FILE, pair.arch, own, decoder, more)
+    own = gguf_folders.fields_of(config.get_text_config())
+    gguf_folders.write(folder / FILE, arch or pair.arch, own, decoder, more)
     write(folder / PROJECTOR, pair.fields(config) | images(source) | (fields or {}), stored)
     folders.write(other, values)
     return Quantized(folder, other, values)

@@ -257,7 +257,8 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 NAMES = [
     *("tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny.F16.gguf", "mmproj-tiny-F16.gguf"),
-    *("README.md", "old/tiny-Q5_0.gguf", "big-Q6_K-00001-of-00002.gguf"),
+    *("README.md", "old/tiny-Q5_0.gguf", "new-Q8_K.gguf", "newer-Q8_K.gguf"),
+    "big-Q6_K-00001-of-00002.gguf",
     "big-Q6_K-00002-of-00002.gguf",
 ]
 
@@ -268,6 +269,7 @@ NAMES = [
         ("Q4_K_M", "tiny-Q4_K_M.gguf"),
         ("q8_0", "tiny-Q8_0.gguf"),
         ("K_M", "tiny-Q4_K_M.gguf"),
+        ("F16", "tiny.F16.gguf"),
         ("tiny.F16.gguf", "tiny.F16.gguf"),
         ("tiny-Q8_0", "tiny-Q8_0.gguf"),
     ],
@@ -280,7 +282,7 @@ def test_a_tag_selects_one_file(tag: str, file: str) -> None:
     ("tag", "problem", "hint"),
     [
         ("Q5_0", "fits no file", "it has big-Q6_K-00001"),
-        ("F16", "fits 2 files", "it has mmproj-tiny-F16.gguf, tiny.F16.gguf"),
+        ("Q8_K", "fits 2 files", "it has new-Q8_K.gguf, newer-Q8_K.gguf"),
         ("Q6_K", "is in several pieces", "join them"),
     ],
 )

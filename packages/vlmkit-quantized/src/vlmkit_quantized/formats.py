@@ -270,7 +270,7 @@ def _integer_layer(stored: StoredArrays, outline: Outline) -> tuple[str, Integer
     return None if rest else (name, IntegerLayer(rows, columns, num_groups, outline.bits))
 
 
-def _gguf_layer(weight: GgufWeight) -> tuple[str, IntegerLayer] | None:
+def _gguf_layer(weight: Weight) -> tuple[str, IntegerLayer] | None:
     """Return the name and sizes of a weight of GGUF; None if it has no groups of integers."""
     layout = weight.layout
     if layout is None or layout.beyond:

@@ -153,7 +153,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     from vlmkit.kit.safetensors_header import weights_of
 
     weights = weights_of(checkpoint)
-    single = checkpoint.file or weight_files.gguf_file(checkpoint)
+    own = weight_files.files_of_one(checkpoint)
     return {
         "name": checkpoint.name,
         "path": None if checkpoint.is_preview else str(checkpoint.path),
@@ -162,8 +162,8 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "architectures": checkpoint.config.get("architectures") or [],
         "parameters": weights.num_parameters,
         "parameters_by_type": weights.num_by_dtype,
-        "weight_bytes": weights.num_bytes if single is None else single.stat().st_size,
-        "weight_files": len(weights.files) if single is None else 1,
+        "weight_bytes": sum(file.stat().st_size for file in own) or weights.num_bytes,
+        "weight_files": len(own or weights.files),
         "context_tokens": _context_tokens(checkpoint.answering),
         "has_chat_template": _has_chat_template(checkpoint),
     }

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit import content
+from vlmkit.kit.single_file import projectors_beside
 
 T = TypeVar("T")
 FETCH_AGAIN = "fetch it again"
@@ -140,7 +141,8 @@ class Checkpoint:
         try:
             digests = content.digests(self.path)
             if self.file is not None and self.file.parent != self.path:
-                digests |= content.file_digest(self.file)
+                for file in (self.file, *projectors_beside(self.file)):
+                    digests |= content.file_digest(file)
         except OSError as error:
             raise CheckpointError(
                 f"a file of model {self.name!r} cannot be read: {error.strerror}"

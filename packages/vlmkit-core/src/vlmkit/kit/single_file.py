@@ -2,12 +2,12 @@
 
 ``owner/name:Q4_K_M`` names the file of the repository ``owner/name`` whose name ends with the tag
 ``Q4_K_M`` before its suffix, such as ``tiny-Q4_K_M.gguf``. A whole file name is a tag, too. This
-module reads no file.
+module looks at names alone and reads no file.
 """
 
 import re
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from vlmkit.errors import CheckpointError
 
@@ -44,10 +44,16 @@ def is_projector(name: str) -> bool:
     return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
 
 
+def projectors_beside(file: Path) -> list[Path]:
+    """Return the files with vision towers in the folder of another file, sorted."""
+    found = (path for path in file.parent.glob("*.gguf") if is_projector(path.name))
+    return sorted(path for path in found if path != file)
+
+
 def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -> str:
     """Return the name of the file that a reference with a tag selects.
 
-    Files in folders are not considered.
+    Files in folders are not considered, and those with vision towers are not.
 
     Args:
         reference: the reference, such as ``owner/name:Q4_K_M``.
@@ -59,7 +65,11 @@ def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -
     """
     repository, tag = split_tag(reference)
     suffixes = list(suffixes)
-    files = sorted(name for name in names if "/" not in name and suffix_of(name, suffixes))
+    files = sorted(
+        name
+        for name in names
+        if "/" not in name and suffix_of(name, suffixes) and not is_projector(name)
+    )
     found = [name for name in files if _fits(name, tag, suffixes)]
     if len(found) == 1:
         return found[0]

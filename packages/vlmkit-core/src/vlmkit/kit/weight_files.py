@@ -11,7 +11,7 @@ from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import read_header
-from vlmkit.kit.single_file import is_projector
+from vlmkit.kit.single_file import is_projector, projectors_beside
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -72,13 +72,16 @@ def gguf_file(checkpoint: Checkpoint) -> Path | None:
     return found[0]
 
 
+def files_of_one(checkpoint: Checkpoint) -> list[Path]:
+    """Return the files of a model in a single file, with its vision tower; empty for others."""
+    file = checkpoint.file or gguf_file(checkpoint)
+    return [] if file is None else [file, *projector_files(checkpoint)]
+
+
 def projector_files(checkpoint: Checkpoint) -> list[Path]:
     """Return the files with vision towers beside a model's GGUF file, sorted."""
     file = gguf_file(checkpoint)
-    if file is None:
-        return []
-    found = (path for path in file.parent.glob("*.gguf") if is_projector(path.name))
-    return sorted(path for path in found if path != file)
+    return [] if file is None else projectors_beside(file)
 
 
 def _named(index: Any) -> list[str]:

@@ -142,7 +142,7 @@ def model_spec(
 
 def weight_bytes(checkpoint: "Checkpoint") -> int:
     """Return the size of a model's weight files, or of its graphs, where these are larger."""
-    if single := checkpoint.file or weight_files.gguf_file(checkpoint):
-        return single.stat().st_size
+    if own := weight_files.files_of_one(checkpoint):
+        return sum(file.stat().st_size for file in own)
     graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
     return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

@@ -237,8 +237,8 @@ def _size(num_bytes: int) -> str:
 
 def file_bytes(checkpoint: Checkpoint) -> int:
     """Return the bytes of the files of weights."""
-    file = weight_files.gguf_file(checkpoint)
-    return weights_of(checkpoint).num_bytes if file is None else file.stat().st_size
+    own = weight_files.files_of_one(checkpoint)
+    return sum(file.stat().st_size for file in own) or weights_of(checkpoint).num_bytes
 
 
 def report_expansion(checkpoint: Checkpoint, dtype: str, device: str) -> None:
