@@ -119,7 +119,7 @@ class GgufWeight:
 
 
 @dataclass(frozen=True)
-class JoinedWeight:
+class CompositeWeight:
     """A weight that consists of several tensors.
 
     Attributes:
@@ -185,7 +185,7 @@ class UnusedWeight:
         return np.zeros(self.shape, np.float32)
 
 
-Weight = GgufWeight | JoinedWeight | UnusedWeight
+Weight = GgufWeight | CompositeWeight | UnusedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def weights(checkpoint: Checkpoint) -> Iterator[Weight]:
                 else:
                     joined.setdefault(plain.name, (plain.join, []))[1].append(weight)
     for name, (join, parts) in joined.items():
-        yield JoinedWeight(name, parts, join)
+        yield CompositeWeight(name, parts, join)
     for plain in found.projector.absent if found.projector else ():
         yield UnusedWeight(plain.name, plain.shape)
 
