@@ -30,8 +30,10 @@ from vlmkit.errors import (
 )
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
+from vlmkit.kit.cache_index import CacheIndex
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.pipeline.forwarded_runner import ForwardedRunner
+from vlmkit.running.pipeline.pipeline import Pipeline
 from vlmkit.running.remote_runner import runner as remote_module
 from vlmkit.running.remote_runner.messages import (
     CODEC,
@@ -56,6 +58,9 @@ from vlmkit.types.message import Message, TextPart
 from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
 from vlmkit.wire.frames import Frame, read_frame, write_frame
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import RunnerContract
 
 pytestmark = pytest.mark.posix
@@ -105,9 +110,9 @@ class Lying(SubprocessRunner):
         super()._receive(self.change(message), wakeups)
 
 
-def of_plan(kind=SubprocessRunner, observers=None, **settings):
+def of_plan(kind=SubprocessRunner, observers=None, engine=None, **settings):
     """Return a runner of the mock by a plan that the loader makes."""
-    with vlmkit.load("mock", runner={"use": "subprocess"}) as model:
+    with vlmkit.load("mock", runner={"use": "subprocess"}, engine=engine or {}) as model:
         plan = model.runner._child_peer._plan
     return kind(plan, SubprocessSettings(**settings), observers or {})
 
@@ -446,6 +451,45 @@ def test_observers_of_this_process_see_requests_and_steps():
             running.result()
         wait_until(lambda: ("failed", EngineError) in seen.events)
     assert seen.events[-1] == ("closed", None)
+
+
+class Indexing(Observer):
+    """Follows the cache of an engine."""
+
+    def __init__(self):
+        self.index = CacheIndex()
+        self.num_removed = 0
+
+    def blocks(self, change, at_s):
+        self.num_removed += len(change.removed)
+        self.index.apply(change)
+
+    def tokens(self):
+        """Return the tokens of each block; keys differ between pipelines with other encoders."""
+        return sorted(block.tokens for block in self.index.blocks.values())
+
+
+def test_observers_of_this_process_follow_the_cache_of_the_child_until_it_ends():
+    small = {"capacity_tokens": 512, "max_sequence_tokens": 256, "text": "abc"}
+    local, remote = Indexing(), Indexing()
+    engine = MockEngine(MockEngineSettings(**small))
+    runner = of_plan(observers={"index": remote}, engine=small)
+    pipeline = Pipeline(tokenizer=MockTokenizer(), engine=engine, observers={"index": local})
+    with runner, pipeline:
+        for number in range(40):
+            message = Message.of("user", str(number % 7) * 70 + str(number) * 30)
+            tenant = ("", "other")[number % 2]
+            for each in (pipeline, runner):
+                each.submit(Request(messages=[message], tenant=tenant)).result()
+        wait_until(lambda: local.index.blocks.keys() == engine._pool._block_of.keys())
+        wait_until(lambda: remote.tokens() == local.tokens())
+        assert remote.num_removed == local.num_removed > 10
+        kill(runner)
+        wait_until(lambda: not remote.index.blocks)
+        wait_until(lambda: runner.is_ready)
+        runner.submit(Request(messages=[message])).result()
+        wait_until(lambda: remote.index.blocks)
+    wait_until(lambda: not remote.index.blocks)
 
 
 PARENT = """

@@ -57,6 +57,16 @@ class CacheFeed:
         self._removed.clear()
         self._is_cleared = True
 
+    def apply(self, change: CacheChange) -> None:
+        """Note a change as a whole, and send it."""
+        if change.is_cleared:
+            self.cleared()
+        for key in change.removed:
+            self.removed(key)
+        for block in change.stored:
+            self.stored(block)
+        self.flush()
+
     def flush(self) -> None:
         """Send what changed since the last call, if anything did."""
         if not (self._stored or self._removed or self._is_cleared):

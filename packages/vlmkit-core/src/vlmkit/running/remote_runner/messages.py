@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from vlmkit.errors import VlmkitError, WireError
+from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
 from vlmkit.interfaces.observer import StepFacts
 from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.types.completion import Chunk, Timings, Usage
@@ -244,6 +245,13 @@ class Steps:
     steps: tuple[StepFacts, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A change of the engine's cache, if the caller has observers of cache events."""
+
+    change: CacheChange
+
+
 MESSAGES: dict[str, type[Any]] = {
     **TYPES,
     "runner.submit": Submit,
@@ -269,6 +277,9 @@ MESSAGES: dict[str, type[Any]] = {
     "runner.state": State,
     "runner.steps": Steps,
     "runner.step": StepFacts,
+    "runner.blocks": Blocks,
+    "runner.cache_change": CacheChange,
+    "runner.cache_block": CacheBlock,
 }
 CODEC = Codec(MESSAGES)
 """The codec of both ends."""

@@ -7,6 +7,7 @@ it takes bytes and returns bytes.
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -20,6 +21,7 @@ from vlmkit.errors import (
     VlmkitError,
     WireError,
 )
+from vlmkit.interfaces.cache_events import CacheChange
 from vlmkit.interfaces.observer import Observer, StepFacts
 from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.kit.traces import trace_of
@@ -27,6 +29,7 @@ from vlmkit.running.remote_runner.messages import (
     CODEC,
     Abort,
     Accepted,
+    Blocks,
     Close,
     Demanded,
     Detokenize,
@@ -65,6 +68,7 @@ log = logging.getLogger(__name__)
 
 STATE_S = 0.05  # between two looks at the state
 NEWS_S = 0.001  # between two frames of entries; few engines compute steps as fast
+MAX_SENT_BLOCKS = 1000  # of one message: about 200 kB, so that answers wait a few milliseconds
 END_S = 5.0  # for ends of requests to be sent before the connection ends
 
 
@@ -82,6 +86,41 @@ class StepRecorder(Observer):
         """Return the steps since the last call."""
         taken, self._steps = self._steps, []
         return tuple(taken)
+
+
+class BlockRecorder(Observer):
+    """Passes the cache events of the engine on to the caller, whose reading sets the pace."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._send: Callable[[object], None] | None = None
+        self._early: list[Blocks] = []  # from before there is a way to send them
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:  # noqa: ARG002
+        """Send a change in pieces."""
+        with self._lock:
+            for piece in _pieces(change):
+                if self._send is None:
+                    self._early.append(piece)
+                else:
+                    self._send(piece)
+
+    def start(self, send: Callable[[object], None]) -> None:
+        """Send what there is, and each further change, by a function for any thread."""
+        with self._lock:
+            self._send = send
+            for piece in self._early:
+                send(piece)
+            self._early.clear()
+
+
+def _pieces(change: CacheChange) -> list[Blocks]:
+    """Return a change as messages of bounded size, which give the same when applied in order."""
+    size, removed, stored = MAX_SENT_BLOCKS, change.removed, change.stored
+    cleared = [CacheChange(is_cleared=True)] if change.is_cleared else []
+    removals = [CacheChange(removed=removed[i : i + size]) for i in range(0, len(removed), size)]
+    additions = [CacheChange(stored[i : i + size]) for i in range(0, len(stored), size)]
+    return [Blocks(piece) for piece in (*cleared, *removals, *additions)]
 
 
 class _OpenRequest:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from vlmkit.errors import EngineError, EngineFailed, QueueFull, RequestError, VlmkitError
+from vlmkit.interfaces.cache_events import CacheChange
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Admit, AnswerStream
 from vlmkit.running.engine_loop.stream import Wakeups
@@ -28,6 +29,7 @@ from vlmkit.running.remote_runner.connection import Connection, Peer
 from vlmkit.running.remote_runner.messages import (
     Abort,
     Accepted,
+    Blocks,
     Close,
     Demanded,
     Detokenize,
@@ -66,8 +68,8 @@ class RemoteRunner:
 
     Args:
         peer: the process.
-        observers: receive the events of requests and steps in this process, by name; closed with
-            the runner. Cache events are not sent.
+        observers: receive the events of requests and steps in this process, by name, and cache
+            events where the other process sends them; closed with the runner.
         on_stage: called with the name of each stage of building the model when it begins, except
             when the runner connects again.
 
@@ -84,6 +86,7 @@ class RemoteRunner:
         self._peer = peer
         self._who = peer.who
         self._observers = ObserverDispatch(observers) if observers else None
+        self._has_cache_events = False
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._requests: dict[int, OpenRequest] = {}
@@ -372,9 +375,19 @@ class RemoteRunner:
         elif isinstance(message, State):
             self._adjust_counters(message)
             self._state, self._uncounted = message, {}
-        elif isinstance(message, Steps) and self._observers is not None:
+        elif self._observers is not None:
+            self._observe(message, self._observers)
+
+    def _observe(self, message: Any, observers: ObserverDispatch) -> None:
+        """Pass what the engine did on to the observers of this process."""
+        if isinstance(message, Steps):
             for step in message.steps:
-                self._observers.notify("step", step)
+                observers.notify("step", step)
+        elif isinstance(message, Blocks) and observers.cache_feed is not None:
+            if not self._has_cache_events:
+                self._has_cache_events = True
+                observers.start_cache_events()
+            observers.cache_feed.apply(message.change)
 
     def _adjust_counters(self, state: State) -> None:
         """Count nothing twice when the process is still the one of the last connection."""
@@ -420,6 +433,8 @@ class RemoteRunner:
     def _ended(self, connection: Connection, wakeups: Wakeups) -> None:
         """Fail the requests of a connection that ended, and make another one."""
         reason = connection.reason
+        if self._observers is not None and self._has_cache_events:
+            self._observe(Blocks(CacheChange(is_cleared=True)), self._observers)
         with self._lock:
             self._connection = None
             requests, self._requests = self._requests, {}

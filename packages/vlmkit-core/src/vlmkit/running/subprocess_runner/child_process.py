@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from vlmkit.errors import EngineError, VlmkitError, WireError
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MODULE = "vlmkit.assembly.runner_process"
 WITH_STEPS = "--steps"
+WITH_BLOCKS = "--blocks"
 LIMITS = FrameLimits(max_head_bytes=256 * 2**20)
 SMALL_BYTES = 2048  # a pipe that is ready takes so many without blocking
 KILL_S = 5.0  # for a killed process to be gone
@@ -39,19 +40,18 @@ class ChildProcess:
     Args:
         plan: what it builds; see :meth:`vlmkit.plugins.build_context.Pipelines.plan`.
         who: the name of the runner in errors.
-        wants_steps: whether it reports the steps of its engine.
+        wanted: what it reports of its engine: :data:`WITH_STEPS`, :data:`WITH_BLOCKS`.
     """
 
-    def __init__(self, plan: bytes, who: str, *, wants_steps: bool) -> None:
+    def __init__(self, plan: bytes, who: str, wanted: Iterable[str] = ()) -> None:
         self._plan = plan
         self._who = who
         self._writing = threading.Lock()
         self._pending: deque[Frame] = deque()
         self._has_pending: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
-        steps = [WITH_STEPS] if wants_steps else []
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
-            [sys.executable, "-P", "-m", MODULE, *steps],
+            [sys.executable, "-P", "-m", MODULE, *wanted],
             env={n: v for n, v in os.environ.items() if n in NOT_SECRET or not SECRET.search(n)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,13 +5,13 @@ again, with growing pauses. The runner fails for good if the child cannot be sta
 in a row, or is another model after a restart.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.observer import Observer
 from vlmkit.running.remote_runner.messages import Started
 from vlmkit.running.remote_runner.runner import RemoteRunner
-from vlmkit.running.subprocess_runner.child_process import ChildProcess
+from vlmkit.running.subprocess_runner.child_process import WITH_BLOCKS, WITH_STEPS, ChildProcess
 from vlmkit.settings.subprocess import SubprocessSettings
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
@@ -27,7 +27,7 @@ class ChildPeer:
     Args:
         plan: what the child builds; see :meth:`vlmkit.plugins.build_context.Pipelines.plan`.
         settings: limits of starting it.
-        wants_steps: whether it reports the steps of its engine.
+        wanted: what it reports of its engine, as its options.
         who: the name of the runner in errors.
 
     Attributes:
@@ -37,18 +37,18 @@ class ChildPeer:
     is_owned = True
 
     def __init__(
-        self, plan: bytes, settings: SubprocessSettings, *, wants_steps: bool, who: str
+        self, plan: bytes, settings: SubprocessSettings, *, wanted: Iterable[str], who: str
     ) -> None:
         self.who = who
         self.child: ChildProcess | None = None
         self._plan = plan
         self._settings = settings
-        self._wants_steps = wants_steps
+        self._wanted = tuple(wanted)
         self._num_restarts = 0
 
     def connect(self, on_stage: Callable[[str], None]) -> tuple[ChildProcess, Started]:
         """Start a child, and wait until it has built the model."""
-        child = ChildProcess(self._plan, self.who, wants_steps=self._wants_steps)
+        child = ChildProcess(self._plan, self.who, self._wanted)
         started = child.started(self._settings.start_timeout_s, on_stage)
         self.child = child
         return child, started
@@ -81,8 +81,8 @@ class SubprocessRunner(RemoteRunner):
     Args:
         plan: what the child builds; see :meth:`vlmkit.plugins.build_context.Pipelines.plan`.
         settings: limits of starting it.
-        observers: receive the events of requests and steps in this process, by name; closed with
-            the runner. Cache events are not sent.
+        observers: receive the events of requests, of steps and of the cache in this process, by
+            name; closed with the runner.
         who: the name of the runner in errors.
         on_stage: called with the name of each stage of building the model when it begins, except
             after a restart.
@@ -100,8 +100,11 @@ class SubprocessRunner(RemoteRunner):
         who: str = "runner 'subprocess'",
         on_stage: Callable[[str], None] = _ignore,
     ) -> None:
-        wants_steps = any(type(each).step is not Observer.step for each in observers.values())
-        self._child_peer = ChildPeer(plan, settings, wants_steps=wants_steps, who=who)
+        types = [type(each) for each in observers.values()]
+        wanted = [WITH_STEPS] if any(each.step is not Observer.step for each in types) else []
+        if any(each.blocks is not Observer.blocks for each in types):
+            wanted.append(WITH_BLOCKS)
+        self._child_peer = ChildPeer(plan, settings, wanted=wanted, who=who)
         super().__init__(self._child_peer, observers, on_stage)
 
     @property

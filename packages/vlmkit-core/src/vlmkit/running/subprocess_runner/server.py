@@ -8,8 +8,9 @@ from typing import BinaryIO
 from vlmkit.errors import WireError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.traces import trace_of
-from vlmkit.running.remote_runner.request_server import RequestServer, StepRecorder
-from vlmkit.wire.frames import Buffer
+from vlmkit.running.remote_runner.messages import CODEC
+from vlmkit.running.remote_runner.request_server import BlockRecorder, RequestServer, StepRecorder
+from vlmkit.wire.frames import Buffer, frame_parts
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class ChildServer:
         requests: the pipe of messages from the caller, unbuffered.
         answers: the pipe of messages to the caller.
         steps: collects steps for the caller; None if it has no use for them.
+        blocks: receives cache events for the caller; None if it has no use for them.
     """
 
     def __init__(
@@ -32,11 +34,13 @@ class ChildServer:
         requests: BinaryIO,
         answers: BinaryIO,
         steps: StepRecorder | None = None,
+        blocks: BlockRecorder | None = None,
     ) -> None:
         self._runner = runner
         self._requests = requests
         self._answers = answers
         self._steps = steps
+        self._blocks = blocks
         self._writing = threading.Lock()
         self._server: RequestServer | None = None
 
@@ -46,6 +50,8 @@ class ChildServer:
         threading.Thread(
             target=self._read, args=(server,), name="vlmkit-requests", daemon=True
         ).start()
+        if self._blocks is not None:
+            self._blocks.start(lambda message: self._write(frame_parts(CODEC.encode(message))))
         await server.serve()
 
     def _read(self, server: RequestServer) -> None:
