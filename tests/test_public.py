@@ -34,6 +34,7 @@ MODULES = {
     "plugins.kinds",
     "plugins.registry",
     "running.remote_runner",
+    "running.replicas",
 }
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/audio_plugin/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))

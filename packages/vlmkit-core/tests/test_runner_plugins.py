@@ -17,7 +17,7 @@ from vlmkit.config import Component, Config, Group, ModelEntry
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError, ConfigError, PluginError
 from vlmkit.interfaces.observer import Observer
-from vlmkit.running.pipeline.replicas import Replicas
+from vlmkit.running.replicas import Replicas
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
 

@@ -10,7 +10,7 @@ import vlmkit
 from mock_model import picture, script, wait_until
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import Runner
-from vlmkit.running.pipeline.replicas import Replicas
+from vlmkit.running.replicas import Replicas
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine

@@ -20,7 +20,7 @@ PROGRAM = textwrap.dedent("""
     from pathlib import Path
     logging.basicConfig(level=logging.INFO)
     sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
-    from vlmkit.running.pipeline.replicas import Replicas
+    from vlmkit.running.replicas import Replicas
     from running_server import mock_pipeline
     from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings

@@ -9,7 +9,7 @@ from running_server import chat, eventually, image_part, image_url, mock_pipelin
 
 import vlmkit
 from vlmkit.errors import EngineError
-from vlmkit.running.pipeline.replicas import Replicas
+from vlmkit.running.replicas import Replicas
 from vlmkit_server.app import create_app
 from vlmkit_server.run import serve
 from vlmkit_server.settings.server import ServerSettings

@@ -264,9 +264,13 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_a_reference_names_a_host_or_a_socket_file_and_perhaps_a_model():
-    assert worker_reference("grpc://gpu1").address.target == "gpu1:50051"
+    assert worker_reference("grpc://gpu1").addresses[0].target == "gpu1:50051"
     assert worker_reference("grpc://gpu1:7/demo").model == "demo"
-    assert worker_reference("grpc:///run/w%20.sock").address.target == "unix:/run/w .sock"
+    assert worker_reference("grpc:///run/w%20.sock").addresses[0].target == "unix:/run/w .sock"
+    several = worker_reference("grpc://gpu1,gpu2:7/demo")
+    assert [each.target for each in several.addresses] == ["gpu1:50051", "gpu2:7"]
+    with pytest.raises(ConfigError, match="names a worker twice"):
+        worker_reference("grpc://gpu1,gpu1")
 
 
 # Gateways that break the protocol.

@@ -50,6 +50,10 @@ class WorkerProcess:
     def signal(self, number) -> None:
         self._process.send_signal(number)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Kill it, and wait until nothing is left of it."""
         self._process.kill()

@@ -39,19 +39,19 @@ def listen_address(text: str) -> WorkerAddress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReference:
-    """A reference of a model such as ``grpc://gpu1:50051/demo``.
+    """A reference of a model such as ``grpc://gpu1:50051,gpu2:50051/demo``.
 
     Attributes:
-        address: where the worker is.
-        model: the name that the worker must give its model; empty for any.
+        addresses: where its workers are.
+        model: the name that they must give their model; empty for any.
     """
 
-    address: WorkerAddress
+    addresses: tuple[WorkerAddress, ...]
     model: str
 
 
 def worker_reference(reference: str) -> WorkerReference:
-    """Parse a reference; one without a host, as ``grpc:///run/worker.sock``, is of a socket file.
+    """Parse a reference; one without hosts, as ``grpc:///run/worker.sock``, is of socket files.
 
     Raises:
         ConfigError: it holds no address, or a user, a query or a fragment.
@@ -64,9 +64,13 @@ def worker_reference(reference: str) -> WorkerReference:
         )
     authority, slash, path = location.partition("/")
     if not authority:
-        return WorkerReference(WorkerAddress(f"{_UNIX}/{unquote(path)}", is_loopback=True), "")
-    address = _network_address(authority, "the reference of the model")
-    return WorkerReference(address, unquote(path) if slash else "")
+        files = [f"{_UNIX}/{unquote(each).lstrip('/')}" for each in path.split(",")]
+        return WorkerReference(tuple(WorkerAddress(each, is_loopback=True) for each in files), "")
+    hosts = authority.split(",")
+    if len(set(hosts)) < len(hosts):
+        raise ConfigError("the reference of the model names a worker twice")
+    addresses = [_network_address(each, "the reference of the model") for each in hosts]
+    return WorkerReference(tuple(addresses), unquote(path) if slash else "")
 
 
 def _network_address(text: str, what: str) -> WorkerAddress:

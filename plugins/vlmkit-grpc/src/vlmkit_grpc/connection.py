@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -36,7 +36,7 @@ LOOK_S = 0.5  # between two looks at whether the worker is silent
 JOIN_S = 5.0  # for a thread to end after its call
 SENT_BYTES = 2**28  # what a worker may send in one message
 
-Pieces = SimpleQueue[bytes | None]
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class _Call:
@@ -45,16 +45,13 @@ class _Call:
     def __init__(self, method: Any, metadata: Metadata) -> None:
         self._method = method
         self._metadata = metadata
-        self._pieces: Pieces = SimpleQueue()
+        self._frames: SimpleQueue[list[Buffer] | None] = SimpleQueue()
         self._call: Any = None
         self._is_cancelled = False
 
-    def send(self, parts: list[bytes | bytearray | memoryview]) -> None:
-        """Queue the parts of whole frames; may be called while the garbage collector runs."""
-        content = parts[0] if len(parts) == 1 else b"".join(parts)
-        view = memoryview(content)
-        for start in range(0, len(view), PIECE_BYTES):
-            self._pieces.put(bytes(view[start : start + PIECE_BYTES]))
+    def send(self, parts: list[Buffer]) -> None:
+        """Queue the parts of a frame; may be called while the garbage collector runs."""
+        self._frames.put(parts)
 
     def read(self) -> Iterator[bytes]:
         """Start the call and yield what comes, until it ends.
@@ -69,12 +66,15 @@ class _Call:
             yield part.content
 
     def _requests(self) -> Iterator[Part]:
-        while (piece := self._pieces.get()) is not None:
-            yield Part(content=piece)
+        """Yield the frames in pieces; runs in a thread of gRPC, which copies them."""
+        while (parts := self._frames.get()) is not None:
+            for view in (memoryview(part).cast("B") for part in parts):
+                for start in range(0, view.nbytes, PIECE_BYTES):
+                    yield Part(content=bytes(view[start : start + PIECE_BYTES]))
 
     def end(self) -> None:
         """Have the call send no more."""
-        self._pieces.put(None)
+        self._frames.put(None)
 
     def cancel(self) -> None:
         """End the call."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 import grpc
 
 from vlmkit.errors import EngineError, WireError
+from vlmkit.interfaces.runner import RunnerFacts
 from vlmkit.running.remote_runner.messages import MessageReader, Started, protocol
-from vlmkit_grpc.addresses import WorkerReference
+from vlmkit_grpc.addresses import WorkerAddress
 from vlmkit_grpc.channel_options import client_options
 from vlmkit_grpc.connection import SENT_BYTES, GrpcConnection
 from vlmkit_grpc.credentials import channel_credentials, metadata_of, secret_of
@@ -22,25 +23,40 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STABLE_S = 10.0  # a connection that lasts so long is followed by a short pause
 
 
+class WorkerLostError(EngineError):
+    """A worker went while it worked for a request, or is not connected."""
+
+
 class GrpcPeer:
     """Connects to one worker, again and again, and refuses another model than the first one.
 
     Args:
-        reference: where the worker is.
+        address: where the worker is.
+        model: the name that it must give its model; empty for any.
         settings: how to connect.
         name: what clients call the model; the name that the worker gives it if empty.
+
+    Attributes:
+        expected: what the worker must state of its model; None before the first connection.
+        expected_facts: the facts that its runner must have; None for those of any runner.
+        num_connections: number of connections so far.
     """
 
     is_owned = False
 
-    def __init__(self, reference: WorkerReference, settings: GrpcSettings, name: str) -> None:
-        self.who = f"worker {reference.address.target}"
-        self._reference = reference
+    def __init__(
+        self, address: WorkerAddress, model: str, settings: GrpcSettings, name: str
+    ) -> None:
+        self.who = f"worker {address.target}"
+        self._address = address
+        self._model = model
         self._settings = settings
         self._name = name
         self._credentials = channel_credentials(settings)
         self._metadata = metadata_of(secret_of(settings, "runner"))
-        self._expected: DescribeReply | None = None
+        self.expected: DescribeReply | None = None
+        self.expected_facts: RunnerFacts | None = None
+        self.num_connections = 0
         self._pause_s = MIN_PAUSE_S
 
     def connect(self, on_stage: Callable[[str], None]) -> tuple[GrpcConnection, Started]:
@@ -51,7 +67,7 @@ class GrpcPeer:
         """
         on_stage("worker")
         settings = self._settings
-        is_first = self._expected is None
+        is_first = not self.num_connections
         timeout_s = settings.start_timeout_s if is_first else settings.connect_timeout_s
         channel = self._channel()
         try:
@@ -71,7 +87,7 @@ class GrpcPeer:
         )
 
     def _channel(self) -> grpc.Channel:
-        target, options = self._reference.address.target, client_options(self._settings.keepalive_s)
+        target, options = self._address.target, client_options(self._settings.keepalive_s)
         if self._credentials is None:
             return grpc.insecure_channel(target, options)
         return grpc.secure_channel(target, self._credentials, options)
@@ -98,9 +114,13 @@ class GrpcPeer:
         digest = vocabulary_digest(started)
         if digest != found.vocabulary_digest:
             raise self._differs("vocabulary", found.vocabulary_digest, digest)
-        self._expected = self._expected or found
+        self.expected = self.expected or found
         name = self._name or started.facts.name
-        return replace(started, facts=replace(started.facts, name=name))
+        facts = replace(started.facts, name=name)
+        if self.expected_facts not in (None, facts):
+            raise self._refused("its facts are not those of the other workers")
+        self.num_connections += 1
+        return replace(started, facts=facts)
 
     def _check(self, found: DescribeReply) -> None:
         """Refuse a worker that is not the expected one.
@@ -114,9 +134,9 @@ class GrpcPeer:
                 f"{protocol()}",
                 hint="install the same version of vlmkit at both ends",
             )
-        if self._reference.model not in ("", found.model):
-            raise self._differs("model", repr(self._reference.model), repr(found.model))
-        expected = self._expected
+        if self._model not in ("", found.model):
+            raise self._differs("model", repr(self._model), repr(found.model))
+        expected = self.expected
         digest = self._settings.model_digest or (expected.model_digest if expected else "")
         if digest and found.model_digest != digest:
             raise self._differs("model", digest, found.model_digest)
@@ -141,11 +161,11 @@ class GrpcPeer:
 
     def lost(self, reason: str) -> EngineError:
         """Return the error of a request whose connection ended."""
-        return EngineError(f"{self.who} is lost ({reason})", hint="try again later")
+        return WorkerLostError(f"{self.who} is lost ({reason})", hint="try again later")
 
     def absent(self) -> EngineError:
         """Return the error of a request while there is no connection."""
-        return EngineError(f"{self.who} is not connected", hint="try again later")
+        return WorkerLostError(f"{self.who} is not connected", hint="try again later")
 
     def given_up(self, reason: str) -> str:
         """Return why the runner failed for good."""

@@ -39,7 +39,8 @@ def _build_runner(context: BuildContext) -> Runner:
 
 def _examine(context: BuildContext) -> str:
     reference = worker_reference(context.reference)
-    return f"by the worker at {reference.address.target}"
+    targets = [address.target for address in reference.addresses]
+    return f"by {'workers' if targets[1:] else 'the worker'} at {', '.join(targets)}"
 
 
 @hookimpl

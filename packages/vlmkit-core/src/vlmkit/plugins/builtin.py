@@ -53,7 +53,7 @@ def _build_counters(_: BuildContext) -> Observer:
 
 
 def _build_replicas(context: BuildContext) -> Runner:
-    from vlmkit.running.pipeline.replicas import Replicas
+    from vlmkit.running.replicas import Replicas
 
     settings: ReplicasSettings = context.settings
     return Replicas([context.pipeline() for _ in range(settings.num_replicas)])

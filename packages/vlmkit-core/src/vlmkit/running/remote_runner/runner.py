@@ -40,6 +40,7 @@ from vlmkit.running.remote_runner.messages import (
     Malformed,
     News,
     Refused,
+    Started,
     State,
     Steps,
     Submit,
@@ -72,9 +73,11 @@ class RemoteRunner:
             events where the other process sends them; closed with the runner.
         on_stage: called with the name of each stage of building the model when it begins, except
             when the runner connects again.
+        known: what the process is expected to state. If it cannot be reached now, the runner starts
+            without a connection, and makes one later.
 
     Raises:
-        VlmkitError: the process cannot build the model, or cannot be reached.
+        VlmkitError: the process cannot build the model, or cannot be reached and is not known.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class RemoteRunner:
         peer: Peer,
         observers: Mapping[str, Observer],
         on_stage: Callable[[str], None] = _ignore,
+        known: Started | None = None,
     ) -> None:
         self._peer = peer
         self._who = peer.who
@@ -101,10 +105,25 @@ class RemoteRunner:
         self._closing = threading.Event()
         self._is_draining = False
         self._connection: Connection | None = None
-        connection, started = peer.connect(on_stage)
+        self._started_s = time.monotonic()
+        try:
+            connection, started = peer.connect(on_stage)
+        except VlmkitError as error:
+            if known is None:
+                raise
+            self._know(known)
+            self._begin_again(str(error))
+        else:
+            self._know(started)
+            self._adopt(connection)
+
+    def started(self) -> Started:
+        """Return what the process stated, for a further runner of the same model."""
+        return Started(self.facts, self._token_bytes, self._token_ends)
+
+    def _know(self, started: Started) -> None:
         self.facts = started.facts
         self._token_bytes, self._token_ends = started.token_bytes, started.token_ends
-        self._adopt(connection)
 
     # Requests.
 
@@ -455,6 +474,10 @@ class RemoteRunner:
         if is_closing:
             return
         log.error("model %r: %s; a new connection is made", self.facts.name, error)
+        self._begin_again(reason)
+
+    def _begin_again(self, reason: str) -> None:
+        """Make a connection in a thread."""
         threading.Thread(
             target=self._connect_again, args=(reason,), name="vlmkit-reconnect", daemon=True
         ).start()

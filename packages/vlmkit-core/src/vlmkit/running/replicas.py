@@ -1,4 +1,4 @@
-"""Several runners of one model behind one: requests go to the one with the least work.
+"""Several runners of one model behind one: requests go to the one with the least work. Public.
 
 It uses only the interface of runners, so the replicas may be pipelines or anything else.
 """
@@ -61,7 +61,7 @@ class Replicas:
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: no replica can answer.
         """
-        admit = _once(admit)
+        admit = admitted_once(admit)
         while True:
             with self._chosen() as runner:
                 try:
@@ -81,7 +81,7 @@ class Replicas:
             RequestError: the request is invalid or too long, or the queue is full.
             EngineError: no replica can answer.
         """
-        admit = _once(admit)
+        admit = admitted_once(admit)
         while True:
             with self._chosen() as runner:
                 try:
@@ -202,11 +202,19 @@ class Replicas:
                 self._num_starting[place] -= 1
 
     def _least_loaded(self) -> int:
-        ready = [place for place, runner in enumerate(self.runners) if runner.is_ready]
+        ready = self.ready()
         if not ready:
-            state = "closed" if self._is_closed else "failed"
-            raise EngineError(f"all replicas of model {self.facts.name!r} have {state}", hint=HINT)
+            raise self.none_ready()
         return min(ready, key=self._load)
+
+    def ready(self) -> list[int]:
+        """Return the places of the replicas that can answer."""
+        return [place for place, runner in enumerate(self.runners) if runner.is_ready]
+
+    def none_ready(self) -> EngineError:
+        """Return the error of a request while no replica can answer."""
+        state = "closed" if self._is_closed else "failed"
+        return EngineError(f"all replicas of model {self.facts.name!r} have {state}", hint=HINT)
 
     def _load(self, place: int) -> tuple[bool, int]:
         runner = self.runners[place]
@@ -220,7 +228,7 @@ class Replicas:
         log.error("model %r: replica %d of %d failed, %d left", name, place + 1, num, num_left)
 
 
-def _once(admit: Admit | None) -> Admit | None:
+def admitted_once(admit: Admit | None) -> Admit | None:
     """Return an admission that asks the caller once, whichever replica reports the demand."""
     if admit is None:
         return None

@@ -1,0 +1,1 @@
+"""Several workers of one model behind one runner: which worker answers, and what if it dies."""

@@ -1,0 +1,264 @@
+"""The runner of several workers: routes requests, and starts them again where a worker goes."""
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import msgspec
+
+from vlmkit.errors import EngineError, EngineFailed, QueueFull
+from vlmkit.interfaces.runner import Admit, AnswerStream
+from vlmkit.running.remote_runner.runner import RemoteRunner
+from vlmkit.running.replicas import Replicas, admitted_once
+from vlmkit.types.demand import Demand
+from vlmkit.types.request import Request
+from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit_grpc.fleet.prompt_keys import LARGE_BYTES, Segment, num_content_bytes, segments
+from vlmkit_grpc.fleet.quarantine import Quarantine
+from vlmkit_grpc.fleet.routing import Candidate, choose
+from vlmkit_grpc.fleet.stream import FleetStream
+from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
+
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 3
+"""The most workers that one request is sent to, one after another."""
+SEQUENCE_TOKENS = 32
+"""What a sequence that generates counts in a queue, in tokens of prompts."""
+
+
+@dataclass(eq=False)
+class _Route:
+    """A request on its way: what it needs, and which workers had it.
+
+    Attributes:
+        request: the request.
+        admit: decides on its demand, once.
+        parts: the parts of its prompt.
+        sizes: the number of tokens of each part.
+        affinity: decides where nothing is known of any worker.
+        fingerprint: equal for equal requests.
+        tried: the places of the workers that it was sent to.
+        waiting_tokens: what it adds to the queue of its worker before its first token.
+    """
+
+    request: Request
+    admit: Admit | None
+    parts: Seq[Segment]
+    sizes: Seq[int]
+    affinity: bytes
+    fingerprint: bytes
+    tried: list[int] = field(default_factory=list)
+    waiting_tokens: int = 0
+
+
+class _Worker:
+    """A worker as the fleet sees it.
+
+    Attributes:
+        estimate: what its caches hold.
+        waiting_tokens: tokens of prompts that were sent to it, and have no answer yet.
+    """
+
+    def __init__(self, runner: RemoteRunner, peer: GrpcPeer) -> None:
+        self.runner = runner
+        self._peer = peer
+        self._num_connections = peer.num_connections
+        self.estimate = CacheEstimate(runner.facts.limits.capacity_tokens)
+        self.waiting_tokens = 0
+
+    def candidate(self, route: _Route) -> Candidate:
+        """Return what routing knows of the worker for a request."""
+        if self._peer.num_connections != self._num_connections:  # perhaps another process
+            self._num_connections = self._peer.num_connections
+            self.estimate.clear()
+        stats = self.runner.stats()
+        num_sequences = stats.num_running + stats.num_waiting
+        return Candidate(
+            self._peer.who,
+            self.estimate.held_tokens(route.parts, route.sizes),
+            self.waiting_tokens + SEQUENCE_TOKENS * num_sequences,
+            self.runner.is_full,
+        )
+
+
+class FleetRunner(Replicas):
+    """Answers requests with several workers of one model.
+
+    A request goes to the worker that saves most of its prompt, or has least to do; see
+    :mod:`vlmkit_grpc.fleet.routing`. If the worker goes before the first token, another one answers
+    with the same seed. A request with which two workers went is refused.
+
+    Args:
+        runners: the workers.
+        peers: the peers of the workers, in the same order.
+    """
+
+    def __init__(self, runners: Seq[RemoteRunner], peers: Seq[GrpcPeer]) -> None:
+        super().__init__(runners)
+        self._workers = [_Worker(*each) for each in zip(runners, peers, strict=True)]
+        self._token_sizes = TokenSizes()
+        self._quarantine = Quarantine()
+        self._routing = threading.Lock()
+
+    def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
+        """Start a request on the best worker.
+
+        Args:
+            request: the request.
+            admit: called once, also if a second worker gets the request.
+
+        Raises:
+            RequestError: the request is invalid or too long, the queues are full, or two workers
+                went with it.
+            EngineError: no worker can answer.
+        """
+        route = self._route(request, admit)
+        place, stream = self._start(route)
+        return self._stream(route, place, stream)
+
+    async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
+        """Start a request on the best worker; return when it is accepted.
+
+        Args:
+            request: the request.
+            admit: called once, also if a second worker gets the request.
+
+        Raises:
+            RequestError: the request is invalid or too long, the queues are full, or two workers
+                went with it.
+            EngineError: no worker can answer.
+        """
+        if num_content_bytes(request) > LARGE_BYTES:
+            route = await asyncio.to_thread(self._route, request, admit)
+        else:
+            route = self._route(request, admit)
+        while True:
+            place = self._choose(route)
+            try:
+                stream = await self.runners[place].asubmit(request, self._admit(route, place))
+            except (EngineError, QueueFull) as error:
+                self._give_up(route, place, error)
+            except BaseException:
+                self._leave(route, place)
+                raise
+            else:
+                return self._stream(route, place, stream)
+
+    def none_ready(self) -> EngineError:
+        """Return the error of a request while no worker is connected."""
+        if not self.is_restarting:
+            return super().none_ready()
+        return WorkerLostError(
+            f"no worker of model {self.facts.name!r} is connected", hint="try again later"
+        )
+
+    # One request.
+
+    def _route(self, request: Request, admit: Admit | None) -> _Route:
+        parts = segments(request)
+        last = parts[-1].key if parts else b""
+        params = msgspec.msgpack.encode(request.params or self.facts.defaults, enc_hook=repr)
+        fingerprint = hashlib.blake2b(last + params, digest_size=16).digest()
+        return _Route(
+            request,
+            admitted_once(admit),
+            parts,
+            self._token_sizes.of(parts),
+            _affinity(request, parts),
+            fingerprint,
+        )
+
+    def _choose(self, route: _Route) -> int:
+        """Return the place of the best worker that has not had the request, and enqueue it there.
+
+        Raises:
+            RequestError: two workers went with the request.
+            EngineError: no worker can be reached.
+        """
+        self._quarantine.check(route.fingerprint)
+        with self._routing:
+            ready = self.ready()
+            places = [place for place in ready if place not in route.tried] or ready
+            if not places:
+                raise self.none_ready()
+            candidates = [self._workers[place].candidate(route) for place in places]
+            num_tokens = sum(route.sizes)
+            choice = choose(candidates, route.affinity, num_tokens)
+            place, chosen = places[choice.place], candidates[choice.place]
+            route.tried.append(place)
+            route.waiting_tokens = max(1, num_tokens - chosen.held_tokens)
+            self._workers[place].waiting_tokens += route.waiting_tokens
+        log.debug(
+            "%s gets a request of %d tokens, holds %d and has %d to do: %s",
+            *(chosen.name, num_tokens, chosen.held_tokens, chosen.queue_tokens, choice.reason),
+        )
+        return place
+
+    def _admit(self, route: _Route, place: int) -> Admit:
+        """Return an admission that learns from the demand which a worker reports."""
+
+        def decide(demand: Demand) -> None:
+            if route.admit is not None:
+                route.admit(demand)
+            self._token_sizes.learn(route.parts, demand.text_tokens, demand.image_tokens)
+            self._workers[place].estimate.add(route.parts, self._token_sizes.of(route.parts))
+
+        return decide
+
+    def _start(self, route: _Route) -> tuple[int, AnswerStream]:
+        """Start a request on the best worker; return its place and the stream of the answer."""
+        while True:
+            place = self._choose(route)
+            try:
+                stream = self.runners[place].submit(route.request, self._admit(route, place))
+            except (EngineError, QueueFull) as error:
+                self._give_up(route, place, error)
+            except BaseException:
+                self._leave(route, place)
+                raise
+            else:
+                return place, stream
+
+    def _stream(self, route: _Route, place: int, stream: AnswerStream) -> AnswerStream:
+        """Return the stream for the reader, which lasts when the worker goes."""
+
+        def start_again(error: EngineError, *, is_read: bool) -> AnswerStream:
+            nonlocal place
+            self._give_up(route, place, error, is_read=is_read)
+            place, again = self._start(route)
+            return again
+
+        return FleetStream(stream, start_again, lambda: self._leave(route, place))
+
+    def _leave(self, route: _Route, place: int) -> None:
+        """Take a request out of the queue of its worker: its answer begins, or it ended."""
+        with self._routing:
+            self._workers[place].waiting_tokens -= route.waiting_tokens
+            route.waiting_tokens = 0
+
+    def _give_up(
+        self, route: _Route, place: int, error: EngineError | QueueFull, *, is_read: bool = False
+    ) -> None:
+        """Take a request from a worker, so that another one may get it, unless a part was read.
+
+        Raises:
+            VlmkitError: the error, if no other worker may.
+        """
+        self._leave(route, place)
+        if isinstance(error, WorkerLostError | EngineFailed):
+            self._quarantine.note(route.fingerprint)
+        others = [each for each in self.ready() if each not in route.tried]
+        if is_read or not others or len(route.tried) >= MAX_WORKERS or self._is_closed:
+            raise error
+        log.warning("a request goes to another worker: %s", error)
+
+
+def _affinity(request: Request, parts: Seq[Segment]) -> bytes:
+    """Return what requests share that should meet: tenant, salt, and first image or first part."""
+    images = [each.image for each in parts if each.image]
+    first = images[0] if images else next((each.key for each in parts[:2][::-1]), b"")
+    return f"{request.tenant}\0{request.cache_salt}\0".encode(errors="surrogatepass") + first

@@ -1,0 +1,249 @@
+"""The runner of several workers, in front of real processes."""
+
+import asyncio
+import signal
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from test_grpc_runner import FEW, noise, num_open, random_requests, same_outcomes
+from workers import WorkerProcess, worker
+
+import vlmkit
+from mock_model import picture, script, wait_until
+from vlmkit.errors import EngineError, RequestError
+from vlmkit.interfaces.runner import Runner
+from vlmkit.kit.runner_state import is_restarting
+from vlmkit_testing import RunnerContract
+
+pytestmark = pytest.mark.posix
+
+
+def load(processes, **settings):
+    hosts = ",".join(process.address for process in processes)
+    return vlmkit.load(f"grpc://{hosts}", runner={"use": "grpc"} | settings)
+
+
+@contextmanager
+def workers(num, *arguments):
+    with ExitStack() as stack:
+        yield [stack.enter_context(worker(*arguments)) for _ in range(num)]
+
+
+class TestFleet(RunnerContract):
+    too_many = 26
+
+    @pytest.fixture(autouse=True)
+    def _workers(self):
+        with workers(2, *FEW) as self.processes:
+            yield
+
+    def make(self) -> Runner:
+        return load(self.processes, give_up_s=0.0).runner
+
+    def fail(self, runner: Runner) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def two():
+    with workers(2) as processes:
+        yield processes
+
+
+@pytest.fixture
+def model(two):
+    with load(two) as model:
+        yield model
+        wait_until(lambda: not num_open(model.runner))
+        assert not any(each.waiting_tokens for each in model.runner._workers)
+
+
+def num_finished(model):
+    """Return how many requests each worker has finished."""
+    return [each.stats().counters.get("num_finished", 0) for each in model.runner.runners]
+
+
+@pytest.mark.parametrize("num", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_requests_have_the_same_answers_as_in_one_process(model, num):
+    with vlmkit.load("mock") as here:
+        same_outcomes(model, here, num)
+    assert all(not each._requests for each in model.runner.runners)
+
+
+def test_turns_of_a_conversation_meet_the_same_worker_and_its_cache():
+    seen = set()
+    with workers(2) as processes, load(processes) as model:
+        for number in range(8):
+            shown = picture(color=(number, 0, 0))
+            text = f"{number}: " + "one two three " * 40
+            places = []
+            for turn in range(3):
+                before = num_finished(model)
+                done = model.generate(text, images=[shown], max_tokens=4)
+                wait_until(lambda before=before: num_finished(model) != before)
+                now = num_finished(model)
+                places.append([a > b for a, b in zip(now, before, strict=True)].index(True))
+                assert (done.usage.cached_tokens > 100) == (turn > 0)
+                text += " and more"
+            assert len(set(places)) == 1
+            seen.add(places[0])
+    assert len(seen) == 2
+
+
+def test_many_conversations_use_all_workers(model):
+    before = num_finished(model)
+    for number in range(24):
+        model.generate(f"conversation {number}")
+    wait_until(lambda: sum(num_finished(model)) >= sum(before) + 24)
+    shares = [now - then for now, then in zip(num_finished(model), before, strict=True)]
+    assert all(share >= 3 for share in shares)
+
+
+def test_a_long_queue_is_avoided(model):
+    """Requests with the same beginning spread when one worker has much to do."""
+    slow = script(text="x", tokens=400, latency_s=0.01)
+    streams = [model.submit(model.request(slow, max_tokens=400)) for _ in range(12)]
+    stats = [each.stats() for each in model.runner.runners]
+    assert all(each.num_running + each.num_waiting for each in stats)
+    for stream in streams:
+        stream.abort()
+
+
+def test_admission_is_decided_once_although_a_second_worker_answers():
+    demands = []
+    with workers(2) as processes, load(processes) as model:
+
+        def admit(demand):
+            demands.append(demand)
+            for process, runner in zip(processes, model.runner.runners, strict=True):
+                if runner._requests:
+                    process.kill()
+
+        stream = model.runner.submit(model.request("hello"), admit)
+        assert stream.result().choices[0].text == "hello"
+        assert len(demands) == 1
+
+
+def busy(model, processes):
+    """Return the process that works for the open requests."""
+    for process, runner in zip(processes, model.runner.runners, strict=True):
+        if runner._requests:
+            return process
+    raise AssertionError("no worker has a request")
+
+
+@pytest.mark.parametrize("read", ["whole", "async whole", "chunks", "async chunks"])
+def test_a_worker_that_dies_before_the_first_token_is_replaced(read):
+    text = script(text="abcdef", prefill_latency_s=2.0)
+
+    async def in_lots(stream):
+        found = []
+        while chunks := await stream.next_chunks():
+            found += chunks
+        return found
+
+    with workers(2) as processes, load(processes) as model, vlmkit.load("mock") as here:
+        asked = here.request(text, seed=3, n=2, temperature=1.0)
+        expected = [c.token_ids for c in here.runner.submit(asked).result().choices]
+        stream = model.runner.submit(asked)
+        busy(model, processes).kill()
+        if read == "whole":
+            found = [c.token_ids for c in stream.result().choices]
+        elif read == "async whole":
+            found = [c.token_ids for c in asyncio.run(stream.aresult()).choices]
+        else:
+            chunks = list(stream) if read == "chunks" else asyncio.run(in_lots(stream))
+            found = [
+                [s.token_id for chunk in chunks if chunk.index == i for s in chunk.samples]
+                for i in range(2)
+            ]
+        assert found == expected
+        wait_until(lambda: not num_open(model.runner))
+        assert not any(each.waiting_tokens for each in model.runner._workers)
+
+
+def test_a_worker_that_dies_after_the_first_token_ends_the_stream_with_an_error():
+    with workers(2) as processes, load(processes) as model:
+        slow = script(text="x", tokens=4000, latency_s=0.01)
+        stream = model.submit(model.request(slow, max_tokens=4000))
+        asyncio.run(stream.next_chunks())
+        busy(model, processes).kill()
+        with pytest.raises(EngineError, match=r"worker 127.0.0.1:\d+ is lost"):
+            list(stream)
+        assert model.generate("hello").text == "hello"
+
+
+def test_a_drained_worker_hands_its_place_to_the_others():
+    with workers(2) as processes, load(processes) as model:
+        processes[0].signal(signal.SIGTERM)
+        for number in range(20):
+            assert model.generate(f"hello {number}").text
+        assert processes[0].ended() == 0
+        assert model.generate("hello").text == "hello"
+        assert model.runner.is_ready
+        assert not is_restarting(model.runner)
+
+
+def test_a_request_that_always_ends_its_worker_ends_at_most_two_of_five():
+    deadly = script(text="abc", crash_at_token=0)
+    with workers(5) as processes, load(processes) as model:
+        with pytest.raises(RequestError, match="2 workers ended") as found:
+            model.generate(deadly)
+        assert found.value.code == "request_ends_workers"
+        for _ in range(5):
+            with pytest.raises(RequestError, match="2 workers ended"):
+                model.generate(deadly)
+        assert model.generate("hello").text == "hello"
+        wait_until(lambda: sum(process.is_alive for process in processes) == 3)
+        assert sum(runner.is_ready for runner in model.runner.runners) == 3
+
+
+def test_a_worker_that_is_absent_at_the_start_joins_later(tmp_path):
+    listen = f"unix:{tmp_path}/late.sock"
+    with worker(listen=f"unix:{tmp_path}/early.sock") as early:
+        reference = f"grpc://{early.address},{tmp_path}/late.sock"
+        with vlmkit.load(reference, runner={"use": "grpc", "start_timeout_s": 2.0}) as model:
+            assert model.generate("hello").text == "hello"
+            assert [each.is_ready for each in model.runner.runners] == [True, False]
+            with worker(listen=listen):
+                wait_until(lambda: all(each.is_ready for each in model.runner.runners))
+                wait_until(lambda: answers_all(model))
+
+
+def answers_all(model):
+    for number in range(10):
+        model.generate(f"hello {number}")
+    return all(num_finished(model))
+
+
+def test_a_fleet_without_any_worker_is_refused():
+    with pytest.raises(EngineError, match=r"worker 127.0.0.1:1: it cannot be reached|in time"):
+        vlmkit.load(
+            "grpc://127.0.0.1:1,127.0.0.1:2", runner={"use": "grpc", "start_timeout_s": 0.5}
+        )
+
+
+def test_while_all_workers_are_gone_requests_are_refused_and_may_come_again_later(tmp_path):
+    listens = [f"unix:{tmp_path}/{n}.sock" for n in range(2)]
+    processes = [WorkerProcess(listen=listen) for listen in listens]
+    with vlmkit.load(f"grpc:///{tmp_path}/0.sock,{tmp_path}/1.sock") as model:
+        for process in processes:
+            process.kill()
+        wait_until(lambda: not model.runner.is_ready)
+        assert is_restarting(model.runner)
+        with pytest.raises(EngineError, match=r"no worker of model .* is connected"):
+            model.generate("hello")
+        with worker(listen=listens[1]):
+            wait_until(lambda: model.runner.is_ready)
+            assert model.generate("hello").text == "hello"
+
+
+def test_images_of_many_megabytes_reach_the_worker_that_has_them(model):
+    import random
+
+    image = noise(random.Random(2), 1200)
+    texts = Counter(model.generate("what?", images=[image]).text for _ in range(4))
+    assert len(texts) == 1
+    assert len([*random_requests(model, 3)]) == 3

@@ -1,0 +1,225 @@
+"""Which worker answers: properties of the pure parts of a fleet."""
+
+from collections import Counter
+from dataclasses import replace
+
+import PIL.Image
+import pytest
+from hypothesis import given, strategies as st
+
+from vlmkit.errors import RequestError
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
+from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit_grpc.fleet.prompt_keys import PIECE_CHARS, Segment, segments
+from vlmkit_grpc.fleet.quarantine import QUARANTINE_S, Quarantine
+from vlmkit_grpc.fleet.routing import MAX_LOAD, Candidate, choose
+
+TOKENS = st.integers(0, 100_000)
+CANDIDATES = st.lists(st.tuples(TOKENS, TOKENS, st.booleans()), min_size=1, max_size=8).map(
+    lambda rows: [Candidate(f"worker {i}", *row) for i, row in enumerate(rows)]
+)
+AFFINITY = st.binary(max_size=16)
+
+
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
+def test_a_full_worker_is_chosen_only_if_all_are(candidates, affinity, prompt_tokens):
+    chosen = candidates[choose(candidates, affinity, prompt_tokens).place]
+    assert not chosen.is_full or all(each.is_full for each in candidates)
+
+
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
+def test_the_chosen_worker_is_within_the_bound_of_load(candidates, affinity, prompt_tokens):
+    chosen = candidates[choose(candidates, affinity, prompt_tokens).place]
+    others = [each for each in candidates if each.is_full == chosen.is_full]
+    loads = [each.queue_tokens for each in others]
+    mean = (sum(loads) + prompt_tokens) / len(loads)
+    load = chosen.queue_tokens + max(0, prompt_tokens - chosen.held_tokens)
+    assert load <= max(MAX_LOAD * mean, min(loads) + prompt_tokens)
+
+
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000), st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order_of_workers(candidates, affinity, num, chance):
+    chosen = candidates[choose(candidates, affinity, num).place]
+    shuffled = chance.sample(candidates, len(candidates))
+    assert shuffled[choose(shuffled, affinity, num).place] == chosen
+
+
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
+def test_a_worker_that_holds_more_or_has_less_to_do_does_not_lose_by_it(candidates, affinity, num):
+    place = choose(candidates, affinity, num).place
+    better = [*candidates]
+    better[place] = replace(better[place], held_tokens=better[place].held_tokens + 1)
+    if any(each.held_tokens for each in candidates):
+        assert choose(better, affinity, num).place == place
+
+
+@given(st.integers(2, 8), st.lists(AFFINITY, min_size=1, max_size=30, unique=True))
+def test_a_worker_that_goes_moves_only_its_own_requests(num, keys):
+    """Rendezvous hashing: nothing is known of any worker."""
+    workers = [Candidate(f"worker {i}") for i in range(num)]
+    for key in keys:
+        before = workers[choose(workers, key, 10).place]
+        for gone in workers:
+            left = [each for each in workers if each != gone]
+            after = left[choose(left, key, 10).place]
+            assert after == before or gone == before
+
+
+def test_requests_of_many_keys_spread_evenly_over_idle_workers():
+    workers = [Candidate(f"10.0.0.{i}:50051") for i in range(4)]
+    counted = Counter(choose(workers, str(n).encode(), 10).place for n in range(4000))
+    assert all(850 < counted[place] < 1150 for place in range(4))
+
+
+def test_the_choice_names_its_reason():
+    idle = Candidate("a")
+    assert choose([idle], b"", 10).reason == "affinity"
+    assert choose([replace(idle, held_tokens=100), idle], b"", 200).reason == "cached prompt"
+    busy = Candidate("b", held_tokens=500, queue_tokens=1000)
+    found = choose([busy, idle], b"", 600)
+    assert (found.place, found.reason) == (1, "short queue")
+    hot = Candidate("b", held_tokens=5000, queue_tokens=4000)
+    assert choose([hot, idle], b"", 20_000).reason == "cached prompt"
+    assert choose([hot, idle, idle, idle], b"", 20_000).reason == "cached prompt"
+    keys = [str(n).encode() for n in range(8)]
+    loaded = [Candidate("a", queue_tokens=1000), Candidate("b")]
+    reasons = {choose(loaded, key, 10).reason for key in keys}
+    assert reasons == {"affinity", "affinity, and bounded load"}
+
+
+def test_a_beginning_that_all_conversations_share_does_not_bind_them_to_one_worker():
+    first, second = Candidate("a", held_tokens=10), Candidate("b")
+    keys = [str(n).encode() for n in range(32)]
+    assert {choose([first, second], key, 500).place for key in keys} == {0, 1}
+
+
+# Keys of prompts.
+
+
+def conversation(*texts, image=None, **fields):
+    images = () if image is None else (image,)
+    roles = ("user", "assistant")
+    messages = [
+        Message.of(roles[i % 2], text, images if not i else ()) for i, text in enumerate(texts)
+    ]
+    return Request(messages=messages, **fields)
+
+
+def num_common(first, second):
+    pairs = zip(segments(first), segments(second), strict=False)
+    return sum(a.key == b.key for a, b in pairs)
+
+
+def picture(color="red"):
+    return Image.open(PIL.Image.new("RGB", (8, 8), color))
+
+
+def test_turns_of_a_conversation_share_the_keys_of_those_before():
+    first = conversation("one", image=picture())
+    second = conversation("one", "two", "three", image=picture())
+    assert num_common(first, second) == len(segments(first))
+    assert num_common(first, conversation("other", image=picture())) < len(segments(first))
+
+
+def test_long_texts_share_the_keys_of_their_equal_beginnings():
+    text = "abcdefgh" * PIECE_CHARS
+    first, second = conversation(text + "x"), conversation(text + "y")
+    assert num_common(first, second) == len(segments(first)) - 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant": "b"},
+        {"cache_salt": "b"},
+        {"fields": {"adapter": "b"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"image": picture("blue")},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_requests_that_can_share_no_prefix_have_other_keys(other):
+    before = conversation("one", image=picture())
+    after = conversation("one", **({"image": picture()} | other))
+    common = [a.key == b.key for a, b in zip(segments(before), segments(after), strict=True)]
+    assert not all(common)
+    assert not common[-1]
+
+
+def test_an_image_is_known_again_after_another_text_of_the_same_tenant_alone():
+    def image_of(request):
+        return next(each.image for each in segments(request) if each.image)
+
+    shown = image_of(conversation("one", image=picture()))
+    assert image_of(conversation("two", image=picture())) == shown
+    assert image_of(conversation("one", image=picture(), tenant="b")) != shown
+
+
+# What a worker holds.
+
+SEGMENTS = st.lists(st.integers(0, 30), min_size=1, max_size=8)
+
+
+def chain(numbers):
+    key = b""
+    found = []
+    for number in numbers:
+        key += bytes([number])
+        image = bytes([number]) if number % 3 == 0 else b""
+        found.append(Segment(key, num_chars=1, image=image))
+    return found
+
+
+@given(st.lists(SEGMENTS, max_size=20), st.integers(1, 40))
+def test_an_estimate_holds_at_most_the_prompt_and_its_cache(prompts, capacity):
+    estimate = CacheEstimate(capacity)
+    for numbers in prompts:
+        parts = chain(numbers)
+        sizes = [2] * len(parts)
+        estimate.add(parts, sizes)
+        assert 0 <= estimate.held_tokens(parts, sizes) <= sum(sizes)
+        assert estimate._num_tokens == sum(estimate._prefixes.values()) <= max(capacity, 0)
+        if sum(sizes) <= capacity:
+            assert estimate.held_tokens(parts, sizes) == sum(sizes)
+    estimate.clear()
+    assert not estimate.held_tokens(chain([0, 1]), [1, 1])
+
+
+def test_the_end_of_an_old_prompt_leaves_first():
+    estimate = CacheEstimate(30)
+    old, new = chain([1, 2, 4]), chain([5, 7])
+    estimate.add(old, [10, 10, 10])
+    estimate.add(new, [5, 5])
+    assert estimate.held_tokens(old, [10, 10, 10]) == 20
+    assert estimate.held_tokens(new, [5, 5]) == 10
+
+
+def test_sizes_are_learned_from_the_demands_of_workers():
+    sizes = TokenSizes()
+    parts = segments(conversation("a" * 400, image=picture()))
+    for _ in range(50):
+        sizes.learn(parts, text_tokens=400, image_tokens=(77,))
+    found = dict(zip(parts, sizes.of(parts), strict=True))
+    assert [n for part, n in found.items() if part.image] == [77]
+    assert sum(n for part, n in found.items() if not part.image) == pytest.approx(400, rel=0.1)
+
+
+# Requests that end workers.
+
+
+def test_a_request_is_refused_after_the_second_death_for_an_hour():
+    now = [0.0]
+    quarantine = Quarantine(lambda: now[0])
+    quarantine.note(b"a")
+    quarantine.check(b"a")
+    quarantine.note(b"a")
+    quarantine.check(b"b")
+    with pytest.raises(RequestError, match="2 workers ended") as found:
+        quarantine.check(b"a")
+    assert found.value.code == "request_ends_workers"
+    now[0] = QUARANTINE_S + 1
+    quarantine.check(b"a")
+    quarantine.note(b"a")
+    quarantine.check(b"a")
