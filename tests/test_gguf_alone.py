@@ -95,7 +95,7 @@ def test_a_file_alone_answers_as_the_dense_model(
     file, made = alone(source(family), tmp_path)
     asked = runner.requests("llama")
     answers = runner.expected("llama", made.plain, asked, banned=())
-    with pipeline.load(file) as served:
+    with pipeline.load(file, sizes={"dtype": "float32"}) as served:
         streamed = pipeline.stream_all(served, asked)
 
     assert [[s.token_id for s in samples] for _, samples in streamed] == [

@@ -1,6 +1,7 @@
 """Fields of numbers and of the tokenizer that llama.cpp's converter writes beside weights."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 """Values of configurations that files do not state, as llama.cpp assumes them."""
 TYPES = gguf.TokenType
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def fields_of(source: Path, family: str, pre: str = "gpt-2") -> Callable[[gguf.GGUFWriter], None]:
@@ -33,13 +35,16 @@ def fields_of(source: Path, family: str, pre: str = "gpt-2") -> Callable[[gguf.G
     Args:
         source: its folder.
         family: its name.
-        pre: the name of the pre-tokenizer.
+        pre: the name of the pre-tokenizer; empty for pieces of SentencePiece.
     """
-    config = transformers.AutoConfig.from_pretrained(source)
+    config = transformers.AutoConfig.from_pretrained(source).get_text_config()
 
     def write(writer: gguf.GGUFWriter) -> None:
         _numbers(writer, config, family)
-        _byte_level(writer, source, config.vocab_size, pre)
+        if pre:
+            _byte_level(writer, source, config.vocab_size, pre)
+        else:
+            _pieces(writer, source, config.vocab_size)
         template = source / "chat_template.jinja"
         writer.add_chat_template(template.read_text())
 
@@ -78,10 +83,40 @@ def _numbers(writer: gguf.GGUFWriter, config: Any, family: str) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
+def _pieces(writer: gguf.GGUFWriter, source: Path, num: int) -> None:
+    """Write pieces of SentencePiece: earlier merges have higher scores."""
+    whole = json.loads((source / "tokenizer.json").read_text())
+    tokens, types = _tokens(whole, num)
+    ranks = {
+        "".join(merge): rank for rank, merge in reversed(list(enumerate(whole["model"]["merges"])))
+    }
+    for number, token in enumerate(tokens):
+        if types[number] == TYPES.NORMAL and BYTE.fullmatch(token):
+            types[number] = TYPES.BYTE
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_scores([float(-ranks.get(token, len(tokens))) for token in tokens])
+    writer.add_add_space_prefix(False)
+    _special(writer, source, tokens)
+    writer.add_add_bos_token(whole["post_processor"] is not None)
+
+
 def _byte_level(writer: gguf.GGUFWriter, source: Path, num: int, pre: str) -> None:
     """Write a byte-level tokenizer, padded to the rows of the embedding as the converter does."""
     whole = json.loads((source / "tokenizer.json").read_text())
-    settings = json.loads((source / "tokenizer_config.json").read_text())
+    tokens, types = _tokens(whole, num)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(merge) for merge in whole["model"]["merges"]])
+    _special(writer, source, tokens)
+    writer.add_add_bos_token(whole["post_processor"] is not None)
+
+
+def _tokens(whole: dict[str, Any], num: int) -> tuple[list[str], list[Any]]:
+    """Return tokens and their types, padded to a number."""
     tokens = [f"[PAD{number}]" for number in range(num)]
     types = [TYPES.UNUSED] * num
     for token, number in whole["model"]["vocab"].items():
@@ -89,11 +124,11 @@ def _byte_level(writer: gguf.GGUFWriter, source: Path, num: int, pre: str) -> No
     for each in whole["added_tokens"]:
         tokens[each["id"]] = each["content"]
         types[each["id"]] = TYPES.CONTROL if each["special"] else TYPES.USER_DEFINED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([" ".join(merge) for merge in whole["model"]["merges"]])
+    return tokens, types
+
+
+def _special(writer: gguf.GGUFWriter, source: Path, tokens: list[str]) -> None:
+    settings = json.loads((source / "tokenizer_config.json").read_text())
     for name, add in (
         ("bos_token", writer.add_bos_token_id),
         ("eos_token", writer.add_eos_token_id),
@@ -101,4 +136,3 @@ def _byte_level(writer: gguf.GGUFWriter, source: Path, num: int, pre: str) -> No
     ):
         if settings.get(name):
             add(tokens.index(settings[name]))
-    writer.add_add_bos_token(whole["post_processor"] is not None)

@@ -261,11 +261,11 @@ PAIRS: dict[str, Pair] = {
 """By the families of the zoo."""
 
 
-def save(source: Path, folder: Path, pair: Pair) -> None:
+def save(source: Path, folder: Path, pair: Pair, values: Fields | None = None) -> None:
     """Write a checkpoint whose norms and biases are random, too, which would hide mistakes."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     stated = json.loads((folder / "config.json").read_text())
-    for name, value in pair.values.items():
+    for name, value in (pair.values | (values or {})).items():
         stated[name] = {**stated[name], **value} if isinstance(value, dict) else value
     (folder / "config.json").write_text(json.dumps(stated))
     kept = (folder / "generation_config.json").read_text()

@@ -1,7 +1,7 @@
 """A folder for a model in a GGUF file alone: config, tokenizer and chat template from its header.
 
-The folder lies in the user's cache and holds no weights. Reads no weight, and supports text models
-of one file.
+A file with its vision tower may lie beside it. The folder lies in the user's cache and holds no
+weights. Reads no weight.
 """
 
 import json
@@ -13,10 +13,12 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.derived_files import derived_folder
+from vlmkit_quantized import gguf_projector
 from vlmkit_quantized.errors import UNQUANTIZED, FormatError
 from vlmkit_quantized.gguf_config import config_of
 from vlmkit_quantized.gguf_file import read_header
 from vlmkit_quantized.gguf_metadata import Metadata
+from vlmkit_quantized.gguf_pair import Side, side_of
 from vlmkit_quantized.gguf_tokenizer import tokenizer_of
 
 SUFFIX = ".gguf"
@@ -37,7 +39,7 @@ def derived(checkpoint: Checkpoint) -> Checkpoint:
     if file is None or not file.name.lower().endswith(SUFFIX):
         raise CheckpointError(f"model {checkpoint.name!r} is no file that ends with {SUFFIX!r}")
     try:
-        contents = _contents(Metadata(file.name, read_header(file)))
+        contents = _contents(Metadata(file.name, read_header(file)), _tower(checkpoint))
     except FormatError as error:
         raise CheckpointError(
             f"model {checkpoint.name!r} cannot be read: {error}", hint=UNQUANTIZED
@@ -50,12 +52,28 @@ def derived(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, path=derived_folder(file, contents))
 
 
-def _contents(found: Metadata) -> Mapping[str, bytes]:
+def _tower(checkpoint: Checkpoint) -> Metadata | None:
+    """Return the header of the vision tower beside a file; None if there is none.
+
+    Raises:
+        FormatError: there are several, or it is no such file.
+    """
+    path = gguf_projector.file_of(checkpoint)
+    return None if path is None else Metadata(path.name, gguf_projector.read(path))
+
+
+def _contents(found: Metadata, tower: Metadata | None) -> Mapping[str, bytes]:
     """Return the files of the folder.
 
     Raises:
-        FormatError: the file is not supported.
+        FormatError: a file is not supported.
     """
+    if found.architecture == gguf_projector.ARCHITECTURE:
+        raise found.error(
+            "has a vision tower and no language model: name the file of the language model, and "
+            "put both into one folder"
+        )
+    side = None if tower is None else side_of(found, tower)
     config = config_of(found)
     tokenizer, settings = tokenizer_of(found)
     templates = _templates(found)
@@ -72,10 +90,27 @@ def _contents(found: Metadata) -> Mapping[str, bytes]:
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
     }
+    if side is not None:
+        if config["model_type"] not in ("llama", side.text_type):
+            raise found.error(f"is a {config['model_type']!r}, not supported with images")
+        settings.update(side.tokens)
+        contents |= _with_images(config, side)
     files = {name: json.dumps(each, ensure_ascii=False).encode() for name, each in contents.items()}
     if templates.keys() == {"default"}:
         files["chat_template.jinja"] = templates["default"].encode()
     return files
+
+
+def _with_images(text: dict[str, Any], side: Side) -> dict[str, Any]:
+    """Return the files that describe a model with images."""
+    tied = {"tie_word_embeddings": text["tie_word_embeddings"], "dtype": text["dtype"]}
+    inner = text | {"model_type": side.text_type, "sliding_window": text.get("sliding_window")}
+    own = {name: side.image_processor[name] for name in ("processor_class",)}
+    return {
+        "config.json": {**side.config, **tied, "text_config": inner},
+        "preprocessor_config.json": side.image_processor,
+        "processor_config.json": own | side.processor,
+    }
 
 
 def _templates(found: Metadata) -> dict[str, str]:

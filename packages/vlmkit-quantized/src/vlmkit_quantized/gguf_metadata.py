@@ -78,8 +78,7 @@ class Metadata:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not np.isfinite(value):
             raise self.error(f"needs a finite number in {key!r}")
-        # Files have floats of 32 bits; the shortest text of one is what config.json stated.
-        return float(str(np.float32(value)))
+        return _shortest(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean.
@@ -103,6 +102,17 @@ class Metadata:
             raise self.error(f"needs an array of texts in {key!r}")
         return value
 
+    def reals(self, key: str, num: int) -> list[float]:
+        """Return an array of finite numbers.
+
+        Raises:
+            FormatError: it is absent, something else, or has another length.
+        """
+        found = self.numbers(key, num)
+        if not np.isfinite(found).all():
+            raise self.error(f"needs finite numbers in {key!r}")
+        return list(map(_shortest, found))
+
     def numbers(self, key: str, num: int) -> list[Any]:
         """Return an array of numbers.
 
@@ -113,6 +123,11 @@ class Metadata:
         if not isinstance(value, np.ndarray) or len(value) != num:
             raise self.error(f"needs an array of {num} numbers in {key!r}")
         return list(value.tolist())
+
+
+def _shortest(value: float) -> float:
+    """Return what ``config.json`` stated: the shortest text of a file's float of 32 bits."""
+    return float(str(np.float32(value)))
 
 
 def _is_unicode(text: str) -> bool:

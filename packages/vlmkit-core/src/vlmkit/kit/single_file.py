@@ -16,6 +16,9 @@ _TAGGED = re.compile(r"([^/:\\]+/[^/:\\]+):([A-Za-z0-9][A-Za-z0-9._-]{0,199})")
 _PROJECTOR = re.compile(r"(^|[._-])mmproj([._-]|$)", re.IGNORECASE)
 _PIECE = re.compile(r"-\d{5}-of-\d{5}$")
 MAX_LISTED = 12
+GGUF = (".gguf",)
+PRECISIONS = ("BF16", "F16", "F32")
+"""Precisions of vision towers, the preferred ones first."""
 
 
 def split_tag(reference: str) -> tuple[str, str]:
@@ -42,6 +45,19 @@ def is_projector(name: str) -> bool:
     llama.cpp names such files ``mmproj``.
     """
     return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
+
+
+def select_projector(names: Iterable[str]) -> str | None:
+    """Return the file with the vision tower of a repository's models; None if there is none.
+
+    Of several precisions, the one that is nearest to what models are published in is selected.
+
+    Args:
+        names: the names of all files of the repository.
+    """
+    found = sorted(name for name in names if "/" not in name and is_projector(name))
+    order = [name for precision in PRECISIONS for name in found if _fits(name, precision, GGUF)]
+    return next(iter([*order, *found]), None)
 
 
 def projectors_beside(file: Path) -> list[Path]:

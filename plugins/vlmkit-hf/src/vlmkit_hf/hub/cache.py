@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmkit.errors import CheckpointError
-from vlmkit.kit.single_file import select_file, split_tag, suffix_of, tag_of
+from vlmkit.kit.single_file import (
+    is_projector,
+    select_file,
+    select_projector,
+    split_tag,
+    suffix_of,
+    tag_of,
+)
 from vlmkit_hf.hub.repository import CONFIGS, GGUF, Listing, files_of_model
 
 if TYPE_CHECKING:
@@ -42,7 +49,10 @@ def cached_folder(reference: str, revision: str | None) -> Path | None:
 
 
 def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -> Path | None:
-    """Return the file that a reference with a tag selects; None if it is not cached."""
+    """Return the file that a reference with a tag selects; None if it is not cached.
+
+    A vision tower in the repository must be cached, too.
+    """
     import huggingface_hub
 
     repository, _ = split_tag(reference)
@@ -53,8 +63,12 @@ def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -
         name = select_file(reference, listing, suffixes)
     except CheckpointError:
         return None  # the hub may have more files by now
-    found = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    names = [name, *filter(None, [select_projector(listing)])]
+    found = [
+        huggingface_hub.try_to_load_from_cache(repository, each, revision=revision)
+        for each in names
+    ]
+    return Path(str(found[0])) if all(isinstance(each, str) for each in found) else None
 
 
 def cached_listing(reference: str, revision: str | None) -> Listing | None:
@@ -82,7 +96,9 @@ def _single_files(repo: "CachedRepoInfo") -> Iterator[str]:
         file.file_name
         for revision in repo.revisions
         for file in revision.files
-        if file.file_path.parent == revision.snapshot_path and suffix_of(file.file_name, GGUF)
+        if file.file_path.parent == revision.snapshot_path
+        and suffix_of(file.file_name, GGUF)
+        and not is_projector(file.file_name)
     }
     tags = Counter(tag_of(name, GGUF) for name in names)
     for name in names:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.single_file import select_file, split_tag
+from vlmkit.kit.single_file import select_file, select_projector, split_tag
 from vlmkit_hf.hub import cache, progress
 from vlmkit_hf.hub.failures import explained
 from vlmkit_hf.hub.repository import CONFIGS, SAFETENSORS, Files, files_of_model
@@ -42,7 +42,7 @@ def fetch(reference: str, revision: str | None = None, *, is_update: bool = Fals
 def fetch_file(
     reference: str, revision: str | None, suffixes: Seq[str], *, is_update: bool = False
 ) -> Checkpoint:
-    """Return one file of a repository, and the files that describe the model.
+    """Return one file of a repository, with its vision tower and the files that describe it.
 
     Args:
         reference: the hub id and a tag, such as ``org/name:Q4_K_M``.
@@ -77,10 +77,12 @@ def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> P
         path.name: path.stat().st_size for path in folder.iterdir()
     }
     name = select_file(reference, listing, suffixes)
-    if not (folder / name).exists():
-        _refuse_full_disk(reference, folder, listing[name])
-        with progress.bar(f"fetching {name}", listing[name]) as counted:
-            folder = snapshot(repository, commit, Files((glob.escape(name),)), counted)
+    names = [name, *filter(None, [select_projector(listing)])]
+    if absent := [each for each in names if not (folder / each).exists()]:
+        num_bytes = sum(listing[each] for each in absent)
+        _refuse_full_disk(reference, folder, num_bytes)
+        with progress.bar(f"fetching {' and '.join(absent)}", num_bytes) as counted:
+            folder = snapshot(repository, commit, Files(tuple(map(glob.escape, absent))), counted)
     return folder / name
 
 

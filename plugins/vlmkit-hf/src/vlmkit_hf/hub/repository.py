@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from vlmkit.errors import CheckpointError
-from vlmkit.kit.single_file import MAX_LISTED, split_tag, suffix_of, tag_of
+from vlmkit.kit.single_file import MAX_LISTED, is_projector, split_tag, suffix_of, tag_of
 
 
 class Files(NamedTuple):
@@ -77,7 +77,11 @@ def files_of_model(reference: str, names: Iterable[str]) -> Files:
         return SAFETENSORS
     if _has(ONNX, names, ".onnx"):
         return ONNX
-    if single := sorted(name for name in names if "/" not in name and suffix_of(name, GGUF)):
+    if single := sorted(
+        name
+        for name in names
+        if "/" not in name and suffix_of(name, GGUF) and not is_projector(name)
+    ):
         tags = ", ".join(f"{reference}:{tag_of(name, GGUF)}" for name in single[:MAX_LISTED])
         raise CheckpointError(
             f"model {reference!r} has only GGUF files on the hub, each a whole model",
