@@ -1,5 +1,7 @@
 """A GGUF file with its vision tower beside it answers as the folder that it was made from."""
 
+import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +9,22 @@ from typing import Any
 
 import pytest
 
+import vlmkit
+from vlmkit.cli import run as command
+from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
 import gguf  # noqa: E402 - beside torch
+import transformers  # noqa: E402
 
 from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import gguf_alone as fields, gguf_pairs  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE  # noqa: E402
 from quantized_checkpoints.gguf_pairs import PAIRS, PROJECTOR  # noqa: E402
+from vlmkit_quantized import formats, gguf_alone, gguf_models, gguf_pair  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread", "_cache")]
 
@@ -80,3 +89,178 @@ def test_two_files_alone_answer_as_the_dense_model(
         rows = torch.log_softmax(reference.logits, -1)
         for sample, row in zip(samples, rows, strict=True):
             assert sample.logprob == pytest.approx(row[sample.token_id].item(), abs=1e-4)
+
+
+def test_a_pair_with_pixtral_in_llava_answers_as_its_folder(source: Source, tmp_path: Path) -> None:
+    place = tmp_path / "source" / "mistral3"
+    shutil.copytree(source("mistral3"), place)
+    config = transformers.AutoConfig.from_pretrained(place)
+    llava = transformers.LlavaConfig(
+        vision_config=config.vision_config,
+        text_config=config.text_config,
+        image_token_index=config.image_token_index,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_seq_length=1,
+    )
+    torch.manual_seed(0)
+    transformers.LlavaForConditionalGeneration(llava).save_pretrained(place)
+    processor = json.loads((place / "processor_config.json").read_text())
+    (place / "processor_config.json").write_text(json.dumps(processor | {"spatial_merge_size": 1}))
+    file, plain = alone(place, tmp_path, "mistral3")
+    asked, answers = runner.requests("mistral3"), []
+    for model in (file, plain):
+        with pipeline.load(model, sizes={"dtype": "float32"}) as served:
+            streamed = pipeline.stream_all(served, asked)
+        answers.append([[sample.token_id for sample in samples] for _, samples in streamed])
+    assert answers[0] == answers[1]
+    assert len(set(map(tuple, answers[0]))) > 1
+
+
+def test_every_kind_is_compared() -> None:
+    models = (gguf_models.VISION_MODELS[family] for family in FAMILIES)
+    compared = {tower.projector for model in models for tower in model.towers.values()}
+    assert compared == gguf_pair.KINDS.keys()
+
+
+def test_doctor_and_plan_name_both_files(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    for name in ("doctor", "plan"):
+        assert command([name, str(file)]) == 0
+        assert f"vision tower in '{PROJECTOR}'" in capsys.readouterr().out
+
+
+def test_the_tower_is_part_of_the_content_of_a_model(source: Source, tmp_path: Path) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    before = gguf_alone.derived(Checkpoint("m", file.parent, file=file)).fingerprint
+    content = bytearray((file.parent / PROJECTOR).read_bytes())
+    content[-1] ^= 1
+    (file.parent / PROJECTOR).write_bytes(content)
+    assert gguf_alone.derived(Checkpoint("m", file.parent, file=file)).fingerprint != before
+
+
+def test_without_its_tower_a_file_is_a_text_model(source: Source, tmp_path: Path) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    (file.parent / PROJECTOR).unlink()
+    with pipeline.load(file) as served:
+        asked = runner.requests("smolvlm")
+        ((_, samples),) = pipeline.stream_all(served, asked[1:2])
+        assert samples
+        with pytest.raises(VlmkitError, match="takes no images"):
+            pipeline.stream_all(served, asked[:1])
+
+
+# Bad input.
+
+
+def stating(name: str, value: Any) -> dict[str, Any]:
+    return {"fields": {f"clip.{name}": value}}
+
+
+FLAWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a kind that files do not determine": (
+        "smolvlm",
+        stating("projector_type", "qwen2.5vl_merger"),
+        "whose files do not determine how images are prepared: put config.json, the tokenizer and",
+    ),
+    "the tower of another model": (
+        "smolvlm",
+        stating("projector_type", "gemma3"),
+        "is of another model than 'model.gguf' (architecture 'llama', 64): move it to another",
+    ),
+    "another width": (
+        "gemma3",
+        stating("vision.projection_dim", 2560),
+        "(kind 'gemma3', 2560 numbers for a token) is of another model than",
+    ),
+    "no kind": ("gemma3", stating("projector_type", None), "states no 'clip.projector_type'"),
+    "no size of whole images": (
+        "smolvlm",
+        stating("vision.preproc_image_size", None),
+        "does not state the size of whole images ('clip.vision.preproc_image_size')",
+    ),
+    "no layers": (
+        "mistral3",
+        stating("vision.block_count", 0),
+        "needs a number above zero in 'clip.vision.block_count'",
+    ),
+    "two colours": (
+        "smolvlm",
+        stating("vision.image_mean", [0.5, 0.5]),
+        "needs an array of 3 numbers in 'clip.vision.image_mean'",
+    ),
+    "a deviation of zero": (
+        "smolvlm",
+        stating("vision.image_std", [0.5, 0.0, 0.5]),
+        "needs numbers above zero in 'clip.vision.image_std'",
+    ),
+    "no merging": (
+        "mistral3",
+        stating("vision.spatial_merge_size", None),
+        "merges patches, and states no 'clip.vision.spatial_merge_size'",
+    ),
+    "other norms": (
+        "mistral3",
+        stating("vision.attention.layer_norm_epsilon", 1e-6),
+        "has norms with 1e-06 in place of 1e-05",
+    ),
+    "another activation": (
+        "gemma3",
+        stating("use_gelu", False),
+        "has another activation than 'clip.use_gelu'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "how", "message"), FLAWS.values(), ids=FLAWS)
+def test_a_pair_that_does_not_determine_a_model_is_rejected_by_name(
+    family: str, how: dict[str, Any], message: str, source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source(family), tmp_path, family, **how)
+    with pytest.raises(CheckpointError) as caught:
+        vlmkit.load(file, engine={"use": "torch"})
+    assert message in str(caught.value)
+
+
+def test_two_towers_beside_a_file_are_rejected_with_both_names(
+    source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    shutil.copy(file.parent / PROJECTOR, file.parent / "mmproj-tiny-F32.gguf")
+    with pytest.raises(CheckpointError, match=rf"'{PROJECTOR}' and 'mmproj-tiny-F32\.gguf'"):
+        vlmkit.load(file, engine={"use": "torch"})
+
+
+def test_the_file_of_a_tower_is_no_model(source: Source, tmp_path: Path) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    with pytest.raises(CheckpointError, match="has a vision tower and no language model"):
+        vlmkit.load(file.parent / PROJECTOR, engine={"use": "torch"})
+
+
+NUM_MUTATED = 60
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mutated_header_is_rejected_or_read_without_another_error(
+    family: str, source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source(family), tmp_path, family)
+    tower = file.parent / PROJECTOR
+    content = tower.read_bytes()
+    header = int(min(tensor.data_offset for tensor in gguf.GGUFReader(tower).tensors))
+    num_rejected = 0
+    for number in range(NUM_MUTATED):
+        dice = random.Random(number)
+        changed = bytearray(content)
+        changed[dice.randrange(header)] ^= 1 << dice.randrange(8)
+        tower.unlink()
+        tower.write_bytes(changed)
+        try:
+            found = gguf_alone.derived(Checkpoint("m", file.parent, file=file))
+            for weight in formats.weights(found).values():
+                weight.dense()
+        except VlmkitError:
+            num_rejected += 1
+    assert num_rejected > NUM_MUTATED // 3

@@ -16,7 +16,7 @@ from vlmkit.config.pipeline_plan import PipelinePlan, pipeline_plan
 from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.derived_files import derived_folder
-from vlmkit.kit.single_file import select_file, split_tag, suffix_of, tag_of
+from vlmkit.kit.single_file import select_file, select_projector, split_tag, suffix_of, tag_of
 from vlmkit.plugins import loader
 
 READER = """
@@ -291,6 +291,22 @@ def test_a_tag_that_selects_not_one_file_is_refused(tag: str, problem: str, hint
         select_file(f"owner/name:{tag}", NAMES, [".gguf"])
     assert problem in str(caught.value)
     assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("file", "names", "tower"),
+    [
+        ("m-Q4_K_M.gguf", ["mmproj-m-f16.gguf", "mmproj-m-bf16.gguf"], "mmproj-m-bf16.gguf"),
+        ("m-Q4_K_M.gguf", ["m.mmproj-Q8_0.gguf", "m.mmproj-f16.gguf"], "m.mmproj-f16.gguf"),
+        ("m-Q4_K_M.gguf", ["m-MMPROJ.gguf", "m-Q8_0.gguf"], "m-MMPROJ.gguf"),
+        ("m-Q4_K_M.gguf", ["old/mmproj-f16.gguf", "mmprojector.gguf", "mmproj.bin"], None),
+        ("m.one", ["mmproj-f16.gguf"], None),
+    ],
+)
+def test_a_vision_tower_is_selected_by_its_name(
+    file: str, names: list[str], tower: str | None
+) -> None:
+    assert select_projector(file, names) == tower
 
 
 def test_a_repository_without_files_of_a_suffix_is_reported() -> None:

@@ -250,6 +250,20 @@ def test_a_tag_fetches_one_file_and_the_configs(hub: Any, tmp_path: Path) -> Non
     assert answer["local"] == ["tiny-Q4_K_M.gguf"]
 
 
+def test_a_tag_fetches_one_vision_tower_with_the_file(hub: Any, tmp_path: Path) -> None:
+    towers = {f"mmproj-{kind}.gguf": b"a tower" for kind in ("BF16", "F16", "Q8_0")}
+    hub.add("org/name", main=GGUF_FILES | towers)
+    answer = fetch_single(hub, tmp_path, "org/name:Q8_0")
+    assert answer["file"] == "tiny-Q8_0.gguf"
+    assert hub.downloaded() == {"config.json", "tiny-Q8_0.gguf", "mmproj-BF16.gguf"}
+    assert answer["cached"] == ["org/name:Q8_0"]
+    before = len(hub.requests)
+    assert fetch_single(hub, tmp_path, "org/name:Q8_0")["content"] == "eight bits"
+    assert len(hub.requests) == before
+    whole = fetch(hub, tmp_path, "org/name")
+    assert whole["hint"].endswith("name one of them: org/name:Q4_K_M, org/name:Q8_0")
+
+
 def test_a_cached_file_needs_no_hub_and_another_one_is_fetched(hub: Any, tmp_path: Path) -> None:
     hub.add("org/name", main=GGUF_FILES)
     fetch_single(hub, tmp_path, "org/name:Q8_0")

@@ -128,7 +128,7 @@ def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
         _read_gguf,
         cannot_serve=_gguf_cannot_serve,
         suffixes=(".gguf",),
-        description="a GGUF file alone, with the tokenizer and the chat template in it",
+        description="a GGUF file with its tokenizer and chat template, and its mmproj file",
     )
 
 

@@ -47,14 +47,17 @@ def is_projector(name: str) -> bool:
     return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
 
 
-def select_projector(names: Iterable[str]) -> str | None:
-    """Return the file with the vision tower of a repository's models; None if there is none.
+def select_projector(file: str, names: Iterable[str]) -> str | None:
+    """Return the file with the vision tower of a model in a GGUF file; None if there is none.
 
     Of several precisions, the one that is nearest to what models are published in is selected.
 
     Args:
-        names: the names of all files of the repository.
+        file: the name of the file with the model.
+        names: the names of all files of its repository.
     """
+    if not suffix_of(file, GGUF):
+        return None
     found = sorted(name for name in names if "/" not in name and is_projector(name))
     order = [name for precision in PRECISIONS for name in found if _fits(name, precision, GGUF)]
     return next(iter([*order, *found]), None)

@@ -63,7 +63,7 @@ def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -
         name = select_file(reference, listing, suffixes)
     except CheckpointError:
         return None  # the hub may have more files by now
-    names = [name, *filter(None, [select_projector(listing)])]
+    names = [name, *filter(None, [select_projector(name, listing)])]
     found = [
         huggingface_hub.try_to_load_from_cache(repository, each, revision=revision)
         for each in names

@@ -77,7 +77,7 @@ def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> P
         path.name: path.stat().st_size for path in folder.iterdir()
     }
     name = select_file(reference, listing, suffixes)
-    names = [name, *filter(None, [select_projector(listing)])]
+    names = [name, *filter(None, [select_projector(name, listing)])]
     if absent := [each for each in names if not (folder / each).exists()]:
         num_bytes = sum(listing[each] for each in absent)
         _refuse_full_disk(reference, folder, num_bytes)
