@@ -1,5 +1,6 @@
 """A model in two GGUF files answers as the plain checkpoint; contradictory files are rejected."""
 
+import json
 import random
 import shutil
 from collections.abc import Callable
@@ -23,7 +24,12 @@ from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import folders, gguf_folders, gguf_pairs  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE, Arrays  # noqa: E402
 from quantized_checkpoints.gguf_pairs import PAIRS, PROJECTOR  # noqa: E402
+from quantized_checkpoints.published_configs import CONFIGS  # noqa: E402
 from vlmkit_quantized import formats, gguf_models  # noqa: E402
+from vlmkit_quantized.gguf_file import GgufFile  # noqa: E402
+from vlmkit_quantized.gguf_models import decoder_of, tower_of  # noqa: E402
+from vlmkit_quantized.gguf_names import Join  # noqa: E402
+from vlmkit_quantized.gguf_towers import TowerSizes  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
 
@@ -165,6 +171,40 @@ def test_absent_fields_of_a_config_are_what_transformers_takes_for_them(family: 
                 found = list(found) if isinstance(found, tuple) else found
                 is_pair = isinstance(found, list) and name.endswith("_size")
                 assert (found[0] if is_pair else found) == value, (tower_kind, name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_files_of_published_models_have_all_of_their_weights(name: str, tmp_path: Path) -> None:
+    stated = CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    shapes = sorted(tuple(weight.shape) for weight in model.parameters())
+    decoder, (tower, own) = decoder_of(stated), tower_of(stated) or pytest.fail("no tower")
+    sizes = TowerSizes(own, GgufFile({}, {}), decoder.width)
+    tensors = decoder.tensors(has_head=not config.tie_word_embeddings).values()
+    parts = [*tensors, *dict(tower.tensors(sizes)).values(), *dict(tower.absent(sizes)).values()]
+    single = [part.shape for part in parts if part.join is None]
+    for (_, join), shape in {(part.name, part.join): part.shape for part in parts}.items():
+        if join is Join.ROWS:
+            single.append((3 * shape[0], *shape[1:]))
+        if join is Join.FRAMES:
+            single.append((*shape[:2], 2, *shape[2:]))
+    assert sorted(single) == shapes
+
+
+def test_a_head_is_read_where_a_config_leaves_open_whether_it_is_the_embedding(
+    source: Source, tmp_path: Path
+) -> None:
+    own = torch.from_numpy(np.random.default_rng(0).normal(0, 0.1, (384, 64)).astype(np.float32))
+    place = tmp_path / "mistral3"
+    shutil.copytree(source("mistral3"), place)
+    folders.change(place, lambda weights: weights.update({"language_model.lm_head.weight": own}))
+    folders.edit(place, tie_word_embeddings=False)
+    made = gguf_pairs.make(place, tmp_path, "mistral3", kind="F32")
+    folders.edit(made.folder, tie_word_embeddings=None)
+    assert_answers_are_equal("mistral3", made.folder, made.plain)
 
 
 # Bad input.

@@ -10,7 +10,14 @@ from typing import Any
 
 from vlmkit_quantized import gguf_towers as towers
 from vlmkit_quantized.errors import FormatError
-from vlmkit_quantized.gguf_names import FAMILIES, Family, PlainTensor, Sizes, plain_tensors
+from vlmkit_quantized.gguf_names import (
+    FAMILIES,
+    Family,
+    PlainTensor,
+    Sizes,
+    integer_of,
+    plain_tensors,
+)
 from vlmkit_quantized.gguf_towers import Tower
 
 Config = Mapping[str, Any]
@@ -175,6 +182,15 @@ class Decoder:
     prefix: str = "model"
     head: str = "lm_head"
     may_have_head: bool = False
+
+    @property
+    def width(self) -> int:
+        """The size of an embedding.
+
+        Raises:
+            FormatError: ``config.json`` does not state it.
+        """
+        return integer_of(self.config, "hidden_size")
 
     def tensors(self, *, has_head: bool) -> dict[str, PlainTensor]:
         """Return what each tensor of a complete file is, by its name in the file.

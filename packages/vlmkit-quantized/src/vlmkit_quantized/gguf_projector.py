@@ -96,7 +96,9 @@ def kind_of(file: GgufFile, name: str) -> str:
     raise FormatError(f"its file {name!r} states no 'clip.projector_type'")
 
 
-def matched(checkpoint: Checkpoint, path: Path, tower: Tower, config: Config) -> Projector:
+def matched(
+    checkpoint: Checkpoint, path: Path, tower: Tower, config: Config, width: int
+) -> Projector:
     """Return the tower in a file, which must be that of a model.
 
     Args:
@@ -104,6 +106,7 @@ def matched(checkpoint: Checkpoint, path: Path, tower: Tower, config: Config) ->
         path: the file.
         tower: that of its ``config.json``.
         config: its ``config.json``, with defaults.
+        width: the size of an embedding of its decoder.
 
     Raises:
         FormatError: the file is of another model, or not supported.
@@ -116,7 +119,7 @@ def matched(checkpoint: Checkpoint, path: Path, tower: Tower, config: Config) ->
             f"its file {path.name!r} has a projector of the kind {kind!r}, and its config.json "
             f"(model_type {config.get('model_type')!r}) needs {tower.projector!r}"
         )
-    sizes = TowerSizes(config, file, _text_width(config))
+    sizes = TowerSizes(config, file, width)
     if tower.states_width:
         check.numbers("projection_dim", sizes.text_width, "hidden_size")
     for key, field in tower.stated:
@@ -128,19 +131,6 @@ def matched(checkpoint: Checkpoint, path: Path, tower: Tower, config: Config) ->
     return Projector(
         file, kind, dict(tower.tensors(sizes)), [plain for _, plain in tower.absent(sizes)]
     )
-
-
-def _text_width(config: Config) -> int:
-    """Return the size of the decoder's embeddings.
-
-    Raises:
-        FormatError: ``config.json`` does not state it.
-    """
-    text = config.get("text_config")
-    width = (text if isinstance(text, Mapping) else config).get("hidden_size")
-    if not isinstance(width, int) or isinstance(width, bool) or not 0 < width < 2**24:
-        raise FormatError("its config.json needs a number in 'text_config.hidden_size'")
-    return width
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ def _match(checkpoint: Checkpoint) -> Matched:
         raise FormatError(
             f"its config.json has a 'quantization_config', and its weights are GGUF ({path.name!r})"
         )
-    projector = _projector(checkpoint)
+    projector = _projector(checkpoint, decoder.width)
     try:
         file = read_header(path, has_texts=False)
     except OSError as error:
@@ -292,8 +292,12 @@ def _match(checkpoint: Checkpoint) -> Matched:
     return Matched(file, expected, projector)
 
 
-def _projector(checkpoint: Checkpoint) -> Projector | None:
+def _projector(checkpoint: Checkpoint, width: int) -> Projector | None:
     """Return the vision tower of a model; None of a text model.
+
+    Args:
+        checkpoint: the model.
+        width: the size of an embedding of its decoder.
 
     Raises:
         FormatError: a model with images has no file with a tower, or a text model has one; or the
@@ -312,7 +316,7 @@ def _projector(checkpoint: Checkpoint) -> Projector | None:
             "its config.json has a vision tower, and the GGUF file with it is missing: put "
             "the model's 'mmproj' file beside the other one"
         )
-    projector = gguf_projector.matched(checkpoint, path, *found)
+    projector = gguf_projector.matched(checkpoint, path, *found, width)
     _check_tensors(projector.file, projector.tensors, path.name, found[0].unused)
     return projector
 
