@@ -77,7 +77,9 @@ class StoredArray:
             raise FormatError(f"its weights have numbers of {self.dtype!r} in place of floats")
         numbers = self.read()
         if self.dtype == "BF16":
-            return (numbers.astype(np.uint32) << 16).view(np.float32)
+            wide = numbers.astype(np.uint32)
+            wide <<= 16
+            return wide.view(np.float32)
         return numbers.astype(np.float32)
 
 

@@ -26,10 +26,10 @@ from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine import kernel_memory
 from vlmkit_torch.engine.packing import is_faster
 from vlmkit_torch.engine.torch_engine import TorchEngine
-from vlmkit_torch.loading.packed_layers import PlannedPackedLinear, modules_of
-from vlmkit_torch.loading.reader_choice import reader_of
+from vlmkit_torch.loading.linear_modules import modules_of
+from vlmkit_torch.loading.packed_layers import PlannedPackedLinear
 from vlmkit_torch.loading.reading import auto_class
-from vlmkit_torch.loading.weights import LoadedModel, load_plan, packing_of
+from vlmkit_torch.loading.weights import LoadedModel, reading_plan
 from vlmkit_torch.model.features import to_tensor
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.model.views import Views
@@ -127,27 +127,24 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
 
 def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | None]:
     """Return the model without numbers, its device, the bytes of its weights and of its cache."""
-    reader = reader_of(context, sizing.settings_of(context).weights)
-    config, device, dtype, cache_bytes = load_plan(context, reader)
-    auto = auto_class(context.files, config)
+    plan = reading_plan(context)
+    auto = auto_class(context.files, plan.config)
     with META:
-        model = auto.from_config(copy.deepcopy(config), dtype=dtype).eval()
+        model = auto.from_config(copy.deepcopy(plan.config), dtype=plan.dtype).eval()
     tensors = [*model.parameters(), *model.buffers()]
     num_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-    name = str(dtype).removeprefix("torch.")
-    packing = packing_of(context, device, dtype, reader)
-    if packing is not None:
-        for path in modules_of(packing.layers, model).values():
-            model.get_submodule(path).__class__ = PlannedPackedLinear
-    if reader is not None:
-        num_bytes = sizing.weight_bytes(context.files, name, packing)
     num = sum(weight.numel() for weight in model.parameters())
-    own = ""
-    if reader is not None and reader.is_own:
-        own = sizing.expansion(context.files, name, packing)
-    detail = ", ".join(filter(None, (name, f"{num:,} parameters", own)))
+    if (packing := plan.packing) is not None:
+        for path in modules_of(packing.layers, model, packing.also).values():
+            model.get_submodule(path).__class__ = PlannedPackedLinear
+    if plan.rounding is None and plan.reader is not None:
+        num_bytes = sizing.weight_bytes(context.files, plan.precision, packing)
+    elif packing is not None:
+        num_bytes -= packing.saved_bytes(plan.dtype.itemsize)
+    own = plan.described(context.files)
+    detail = ", ".join(filter(None, (plan.precision, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
-    return model, device, weights, cache_bytes
+    return model, plan.device, weights, plan.cache_bytes
 
 
 def _cache(

@@ -16,6 +16,8 @@ from vlmkit.settings.bounds import (
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CacheDtype = Literal["auto", "int8"]
 QuantizedLayers = Literal["auto", "packed", "dense"]
+Rounding = Literal["int8", "int4"]
+RoundedPart = Literal["head", "tower"]
 
 
 class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +75,12 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             can hold them, in bfloat16. ``auto`` packs what is faster so, of models in bfloat16. On
             a CUDA device, ``packed`` keeps them for a Triton kernel, which is compared with dense
             weights at load; ``auto`` expands them.
+        quantize: round the linear layers of a plain checkpoint while they are read, one at a time:
+            ``int8`` with a scale for each output, or ``int4`` in groups of 128. Embedding, head,
+            image tower, projector and experts stay plain. Layers stay packed: on a CPU in bfloat16,
+            and on a CUDA device with ``quantized_layers = "packed"``. ``"dense"`` expands them.
+        quantize_also: parts whose linear layers are rounded, too: ``head``, and ``tower`` for image
+            tower and projector.
         attention: name of the attention backend; ``auto`` takes the preferred one that can run the
             model. Other plugins may offer some.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
@@ -89,6 +97,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     max_chunk_tokens: Positive = 2048
     packed_weights: bool = True
     quantized_layers: QuantizedLayers = "auto"
+    quantize: Rounding | None = None
+    quantize_also: tuple[RoundedPart, ...] = ()
     attention: str = "auto"
     self_check: bool = True
 

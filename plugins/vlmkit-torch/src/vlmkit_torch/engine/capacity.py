@@ -196,6 +196,7 @@ def limits(
     *,
     can_rewind: bool,
     num_image_rows: int = 0,
+    rounding: str = "",
 ) -> EngineLimits:
     """Return what an engine with these settings can do.
 
@@ -206,6 +207,7 @@ def limits(
         available: bytes of the cache if ``settings`` state no ``cache_tokens``.
         can_rewind: whether the state before a token can be restored; a recurrent one cannot.
         num_image_rows: rows of images that are stored in the same memory.
+        rounding: how plain weights were rounded when they were read; empty if they were not.
 
     Raises:
         ConfigError: the cache would not hold one block for each of two sequences, or has too many
@@ -245,7 +247,7 @@ def limits(
         max_item_rows=settings.max_chunk_tokens,
         max_draft_tokens=min(MAX_DRAFT_TOKENS, settings.max_chunk_tokens - 1) if can_rewind else 0,
         hidden_size=needs.hidden_size,
-        precision=", ".join(filter(None, (dtype, packed, cache))),
+        precision=", ".join(filter(None, (dtype, rounding, packed, cache))),
     )
 
 

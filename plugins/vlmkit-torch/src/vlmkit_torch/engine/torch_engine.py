@@ -93,6 +93,7 @@ class TorchEngine:
             *(views, settings, needs, available),
             can_rewind=recurrent is None,
             num_image_rows=num_rows,
+            rounding=loaded.rounding,
         )
         self.num_image_rows = num_rows
         num_blocks = self._limits.capacity_tokens // block_tokens

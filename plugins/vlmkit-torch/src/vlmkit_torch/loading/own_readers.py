@@ -7,14 +7,15 @@ changed settings.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_quantized import formats
-from vlmkit_quantized.weight import QuantizedLinear
+from vlmkit_quantized.stored import Floats
+from vlmkit_quantized.weight import Layout, QuantizedLinear
 from vlmkit_torch.interfaces.torch_weights import WeightReader
 from vlmkit_torch.loading import decompression
 from vlmkit_torch.support import compressed_tensors, quantization
@@ -22,15 +23,37 @@ from vlmkit_torch.support import compressed_tensors, quantization
 T = TypeVar("T")
 
 
+class CommonWeight(Protocol):
+    """A weight whose values vlmkit-quantized defines."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the plain weight."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors in the files that it consists of."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The form of the weight, before its numbers are read; None if it is plain."""
+
+    def packed(self) -> QuantizedLinear:
+        """Return the weight in its quantized form; it must have a layout."""
+
+    def dense(self) -> Floats:
+        """Return the values in float32."""
+
+
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A weight that vlmkit-quantized reads.
+    """A weight that vlmkit-quantized reads or rounds.
 
     Attributes:
         weight: the weight.
     """
 
-    weight: formats.ReadWeight | formats.ReadTensor
+    weight: CommonWeight
 
     @property
     def shape(self) -> tuple[int, ...]:

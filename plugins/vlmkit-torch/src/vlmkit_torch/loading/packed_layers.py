@@ -19,8 +19,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -30,10 +28,10 @@ from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.loading import int4_linear, int8_linear
 from vlmkit_torch.loading.int4_linear import Int4Linear, TwoInt4Linear
 from vlmkit_torch.loading.int8_linear import Int8Linear
+from vlmkit_torch.loading.linear_modules import modules_of
 from vlmkit_torch.loading.operator_linear import DTYPE, OperatorLinear, agrees, has_operators
 from vlmkit_torch.loading.own_readers import QuantizedLayer
 from vlmkit_torch.loading.packed_linear import PackedLinear
-from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.support import sizing
 from vlmkit_torch.support.packed_forms import CPU, INT4, INT8, TWO_INT4, Kernel, Packing
 
@@ -70,7 +68,7 @@ class PackedLayers:
         self._packers = _packers(packing)
         self._modules = {
             name: path
-            for name, path in modules_of(packing.layers, model).items()
+            for name, path in modules_of(packing.layers, model, packing.also).items()
             if is_faster is None or is_faster(packing.layers[name])
         }
         self._packed: dict[str, PackedLinear] = {}
@@ -174,31 +172,6 @@ def _packers(packing: Packing) -> Mapping[Kernel, Pack]:
             hint=f'{install_command("triton")}; "dense" expands the layers',
         ) from error
     return dict.fromkeys(packing.form.kernels, triton_linear.packed)
-
-
-def modules_of(names: Mapping[str, IntegerLayer], model: PreTrainedModel) -> dict[str, str]:
-    """Return the path of the linear layer of each weight, of those that a model has in its decoder.
-
-    Args:
-        names: the layers, by the names of their weights in a plain checkpoint.
-        model: the model, without numbers.
-    """
-    conversions = get_model_conversion_mapping(model)
-    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
-    converters = [one for one in conversions if isinstance(one, WeightConverter)]
-    prefix, known = model.base_model_prefix, model.state_dict()
-    own = set(decoder_of(model).modules())
-    found = {}
-    for name, layer in names.items():
-        renamed, merged_by = rename_source_key(name, renamings, converters, prefix, known)
-        path = renamed.removesuffix(".weight")
-        if merged_by is not None or renamed not in known:
-            continue
-        module = model.get_submodule(path)
-        has_sizes = known[renamed].shape == (layer.rows, layer.columns)
-        if type(module) is nn.Linear and module in own and has_sizes:
-            found[name] = path
-    return found
 
 
 class PlannedPackedLinear(nn.Linear):

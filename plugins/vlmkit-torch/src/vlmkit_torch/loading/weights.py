@@ -20,9 +20,10 @@ from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.loading.mapped_files import MappedFiles
 from vlmkit_torch.loading.reader_choice import Reader, reader_of
 from vlmkit_torch.loading.reading import auto_class, read_config, read_model
+from vlmkit_torch.loading.rounded_weights import RoundedLayers, RoundingReader, rounded_layers
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.support import packed_forms, quantization, sizing
-from vlmkit_torch.support.packed_forms import TRITON, Packing
+from vlmkit_torch.support import quantization, rounding_request, sizing
+from vlmkit_torch.support.packed_forms import CPU, TRITON, Packing
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class LoadedModel:
         cache_bytes: memory for keys and values; None if the device determines it.
         weights: what settings say about the reader of its weights.
         is_read_here: whether its weights were read by code of this plugin.
+        rounding: how plain weights were rounded, such as ``int4 in groups of 128``; empty if not.
     """
 
     model: PreTrainedModel
@@ -44,6 +46,7 @@ class LoadedModel:
     cache_bytes: int | None = None
     weights: str = "auto"
     is_read_here: bool = True
+    rounding: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -56,6 +59,72 @@ class LoadedModel:
         return self.model.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """How the weights of a model are read, before any is.
+
+    Attributes:
+        reader: supplies the weights; None if transformers reads them from the files.
+        config: of the model.
+        device: that computes.
+        dtype: the precision of the model.
+        cache_bytes: memory for keys and values; None if the device determines it.
+        packing: how layers are packed; None if all are dense.
+        rounding: which plain weights are rounded; None if none is.
+    """
+
+    reader: Reader | None
+    config: PretrainedConfig
+    device: torch.device
+    dtype: torch.dtype
+    cache_bytes: int | None
+    packing: Packing | None
+    rounding: RoundedLayers | None
+
+    @property
+    def precision(self) -> str:
+        """The name of the precision."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def described(self, checkpoint: Checkpoint) -> str:
+        """Return how weights are quantized and what they take in memory; empty if they are not."""
+        if self.rounding is not None:
+            layers = self.rounding.layers.values()
+            num_bytes = sizing.weight_bytes(checkpoint, self.precision, self.packing)
+            peak = sizing.loading_bytes(checkpoint, self.precision, self.packing, layers)
+            how = "expanded" if self.packing is None else "packed"
+            return f"{self.rounding}; {how}: {sizing.sizes(num_bytes, peak)}"
+        if self.reader is None or not self.reader.is_own:
+            return ""
+        return sizing.expansion(checkpoint, self.precision, self.packing)
+
+
+def reading_plan(context: BuildContext) -> ReadingPlan:
+    """Return how the weights of a model are read for some settings.
+
+    Raises:
+        CheckpointError: the configuration is wrong, or the model does not fit into memory.
+        ConfigError: the device is absent, or settings contradict each other or the checkpoint.
+        PluginUnavailable: no reader can read the weights.
+    """
+    settings, checkpoint = sizing.settings_of(context), context.files
+    request = rounding_request.request_of(settings)
+    if request is not None:
+        rounding_request.refuse_quantized(checkpoint, request)
+    reader = reader_of(context, settings.weights)
+    config, device, dtype, cache_bytes = load_plan(context, reader)
+    rounding = None
+    if request is not None:
+        form = TRITON if device.type == "cuda" else CPU
+        rounding = rounded_layers(checkpoint, config, request, form)
+        rounds = RoundingReader(checkpoint, rounding)
+        reader = Reader(rounds, "weights rounded by engine.quantize", is_own=True)
+        packing = _packing_of_rounded(rounding, settings, device, dtype)
+    else:
+        packing = packing_of(context, device, dtype, reader)
+    return ReadingPlan(reader, config, device, dtype, cache_bytes, packing, rounding)
+
+
 def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
     """Return the pipeline's model for these settings; load it at the first call.
 
@@ -64,7 +133,7 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
 
     Raises:
         CheckpointError: the checkpoint is broken or is not supported.
-        ConfigError: the device is absent.
+        ConfigError: the device is absent, or settings contradict each other or the checkpoint.
     """
     settings: ComputeSettings = context.settings or ComputeSettings()
     loaded: list[LoadedModel] = context.share("vlmkit_torch.models", list)
@@ -72,19 +141,22 @@ def shared_model(context: BuildContext, *, for_engine: bool) -> LoadedModel:
     if is_movable and loaded:
         return loaded[0]
     name = sizing.settings_of(context).weights
-    reader = reader_of(context, name)
-    config, device, dtype, cache_bytes = load_plan(context, reader)
+    plan = reading_plan(context)
+    device, dtype = plan.device, plan.dtype
+    rounding = "" if plan.rounding is None else plan.rounding.method
     for entry in loaded:
-        if (entry.device, entry.dtype, entry.weights) == (device, dtype, name):
+        own = (entry.device, entry.dtype, entry.weights, entry.rounding)
+        if own == (device, dtype, name, rounding):
             return entry
-        if for_engine and entry.is_movable:
+        if for_engine and entry.is_movable and entry.rounding == rounding:
             _move(entry.model, device, dtype)
-            entry.is_movable, entry.cache_bytes = False, cache_bytes
+            entry.is_movable, entry.cache_bytes = False, plan.cache_bytes
             return entry
-    packing = packing_of(context, device, dtype, reader)
-    model = load(context.files, config, device, dtype, reader, packing)
-    is_read_here = reader is None or reader.is_own
-    loaded.append(LoadedModel(model, is_movable, cache_bytes, name, is_read_here))
+    if plan.rounding is not None:
+        log.info("model %r: %s", context.files.name, plan.described(context.files))
+    model = load(context.files, plan.config, device, dtype, plan.reader, plan.packing)
+    is_read_here = plan.reader is None or plan.reader.is_own
+    loaded.append(LoadedModel(model, is_movable, plan.cache_bytes, name, is_read_here, rounding))
     return loaded[-1]
 
 
@@ -93,19 +165,14 @@ def examine(context: BuildContext) -> str:
 
     Raises:
         CheckpointError: transformers cannot read its configuration, or the family is not supported.
-        ConfigError: the device is absent.
+        ConfigError: the device is absent, or settings contradict each other or the checkpoint.
         PluginError: no plugin provides the reader, or none can read the weights.
     """
-    reader = reader_of(context, sizing.settings_of(context).weights)
-    config, device, dtype, _ = load_plan(context, reader)
-    auto_class(context.files, config)
-    name = str(dtype).removeprefix("torch.")
-    found = [name, str(device)]
-    if reader is not None:
-        packing = packing_of(context, device, dtype, reader)
-        own = sizing.expansion(context.files, name, packing) if reader.is_own else ""
-        found += filter(None, [reader.who, own])
-    return ", ".join(found)
+    plan = reading_plan(context)
+    auto_class(context.files, plan.config)
+    who = "" if plan.reader is None or plan.rounding is not None else plan.reader.who
+    found = (plan.precision, str(plan.device), who, plan.described(context.files))
+    return ", ".join(filter(None, found))
 
 
 def examine_encoder(context: BuildContext) -> str:
@@ -154,7 +221,8 @@ def load(
     """
     if packing is None:
         sizing.report_expansion(checkpoint, str(dtype).removeprefix("torch."), device.type)
-    stored = stored_dtype(checkpoint) if device.type == "cpu" else None
+    is_plain = device.type == "cpu" and reader is None
+    stored = stored_dtype(checkpoint) if is_plain else None
     if stored is None or dtype in (stored, torch.float16):
         model = read_model(checkpoint, config, dtype, reader, packing)
         _move(model, device)
@@ -182,7 +250,7 @@ def packing_of(
     name, checkpoint = str(dtype).removeprefix("torch."), context.files
     is_own = reader is not None and reader.is_own
     if is_own and device.type == "cpu":
-        packing = packed_forms.packing_on_cpu(checkpoint, settings, name)
+        packing = sizing.packing_on_cpu(checkpoint, settings, name)
         if packing is not None:
             return packing
     if is_own and device.type == "cuda" and wanted == "packed":
@@ -197,6 +265,36 @@ def packing_of(
             "of 32 or more; on a CPU in bfloat16",
         )
     return None
+
+
+def _packing_of_rounded(
+    rounding: RoundedLayers, settings: ComputeSettings, device: torch.device, dtype: torch.dtype
+) -> Packing | None:
+    """Return how layers are packed that are rounded when they are read; None if they are expanded.
+
+    Raises:
+        ConfigError: no kernel for them runs on the device in this precision, or one must be chosen.
+    """
+    wanted = settings.quantized_layers if isinstance(settings, EngineSettings) else "dense"
+    if wanted == "dense":
+        return None
+    scheme, also = rounding.request.scheme.name, rounding.request.also
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        return Packing(CPU, rounding.layers, is_timed=False, also=also)
+    if device.type == "cuda" and wanted == "packed":
+        return Packing(TRITON, rounding.layers, is_timed=False, also=also)
+    where = f"on device {str(device)!r} in {str(dtype).removeprefix('torch.')}"
+    if device.type == "cuda":
+        raise ConfigError(
+            f"engine.quantize = {scheme!r} needs a choice of engine.quantized_layers {where}",
+            hint='"packed" computes with a Triton kernel; "dense" expands the rounded weights, '
+            "which saves no memory",
+        )
+    raise ConfigError(
+        f"engine.quantize = {scheme!r}: no kernel computes with rounded layers {where}",
+        hint='on a CPU, engine.dtype = "bfloat16" has kernels; engine.quantized_layers = "dense" '
+        "expands the rounded weights, which saves no memory",
+    )
 
 
 def _check_kernel(model: PreTrainedModel) -> None:

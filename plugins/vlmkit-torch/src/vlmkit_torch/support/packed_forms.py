@@ -117,11 +117,19 @@ class Packing:
         form: of packed layers.
         layers: that may be packed, by the names of their weights in a plain checkpoint.
         is_timed: whether a layer is packed only if it is faster so.
+        also: parts of a model beside its decoder whose layers may be packed.
     """
 
     form: PackedForm
     layers: Mapping[str, "IntegerLayer"]
     is_timed: bool
+    also: frozenset[str] = frozenset()
+
+    def saved_bytes(self, item_bytes: int) -> int:
+        """Return the bytes that packed layers take less than dense ones."""
+        layers = self.layers.values()
+        dense = sum(layer.rows * layer.columns for layer in layers) * item_bytes
+        return dense - sum(map(self.form.num_bytes, layers))
 
 
 INT4 = Kernel("torch's 4-bit operator", 2, 4, 16, 1, GROUP_SIZES, 6)

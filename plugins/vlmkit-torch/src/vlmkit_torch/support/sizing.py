@@ -6,10 +6,10 @@ before a weight is read. Does not consider memory of other devices.
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,8 +20,11 @@ from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
-from vlmkit_torch.support import packed_forms, quantization
+from vlmkit_torch.support import packed_forms, quantization, rounding_request
 from vlmkit_torch.support.packed_forms import CPU, Packing
+
+if TYPE_CHECKING:
+    from vlmkit_quantized.formats import IntegerLayer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ CACHE_BYTES = 4 * GIB  # if settings do not state it
 MIN_CACHE_BYTES = GIB // 8
 ACCELERATORS = tuple(map(Path, ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/kfd")))
 EXPANDING_BYTES = 8  # of a number while its weight is expanded: codes, float32 and a copy
+ROUNDING_BYTES = 7  # of a number while its weight is rounded: float32, codes and a copy to pack
 WORKING_BYTES = GIB // 2  # libraries, and activations of a step
 
 
@@ -126,7 +130,11 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
 
     Raises:
         CheckpointError: none fits.
+        ConfigError: weights are to be rounded that are quantized already.
     """
+    request = rounding_request.request_of(settings)
+    if request is not None:
+        rounding_request.refuse_quantized(checkpoint, request)
     names: tuple[str, ...] = (settings.dtype,)
     if settings.dtype == "auto":
         names = (
@@ -140,9 +148,10 @@ def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
     stated = _stated_cache_bytes(settings)
     needs: dict[str, int] = {}
     for name in names:
-        packing = packed_forms.packing_on_cpu(checkpoint, settings, name)
+        packing = packing_on_cpu(checkpoint, settings, name)
+        rounded = () if request is None or packing is None else packing.layers.values()
         own = weight_bytes(checkpoint, name, packing) + WORKING_BYTES
-        loading = loading_bytes(checkpoint, name, packing)
+        loading = loading_bytes(checkpoint, name, packing, rounded)
         needs[name] = max(own + (stated or MIN_CACHE_BYTES), loading)
         if needs[name] <= available:
             log.info("model %r computes in %s on the CPU", checkpoint.name, name)
@@ -167,15 +176,36 @@ def candidates(checkpoint: Checkpoint) -> tuple[str, ...]:
     return ("float32",) if own == "float32" else ("float32", own)
 
 
+def packing_on_cpu(checkpoint: Checkpoint, settings: ComputeSettings, dtype: str) -> Packing | None:
+    """Return how layers of a model are packed on a CPU, by headers; None if they are dense.
+
+    Layers of a plain checkpoint that are rounded when they are read are packed without a timing,
+    because less memory is what rounding is for.
+    """
+    if (request := rounding_request.request_of(settings)) is None:
+        return packed_forms.packing_on_cpu(checkpoint, settings, dtype)
+    if dtype != packed_forms.DTYPE or not is_packed_if_rounded(settings):
+        return None
+    layers = rounding_request.layers_by_headers(checkpoint, request)
+    return Packing(CPU, layers, is_timed=False, also=request.also)
+
+
+def is_packed_if_rounded(settings: ComputeSettings) -> bool:
+    """Return whether layers that are rounded when they are read stay packed on a CPU."""
+    return isinstance(settings, EngineSettings) and settings.quantized_layers != "dense"
+
+
 def prefers_packed(checkpoint: Checkpoint, settings: ComputeSettings) -> bool:
     """Return whether the precision in which layers stay packed is that of a checkpoint.
 
     It is if the user asks for packed layers, or if the checkpoint states bfloat16 and this CPU
     multiplies it. One in float16 would lose bits.
     """
-    if packed_forms.packing_on_cpu(checkpoint, settings, packed_forms.DTYPE) is None:
+    if packing_on_cpu(checkpoint, settings, packed_forms.DTYPE) is None:
         return False
-    is_named = isinstance(settings, EngineSettings) and settings.quantized_layers == "packed"
+    is_named = isinstance(settings, EngineSettings) and (
+        settings.quantized_layers == "packed" or settings.quantize is not None
+    )
     return is_named or (_stated_dtype(checkpoint) == packed_forms.DTYPE and multiplies_bfloat16())
 
 
@@ -194,26 +224,35 @@ def weight_bytes(checkpoint: Checkpoint, dtype: str, packing: Packing | None = N
         dtype: the precision of the model.
         packing: of layers that stay packed; None if all are dense.
     """
+    saved = 0 if packing is None else packing.saved_bytes(ITEM_BYTES[dtype])
     if (summary := quantization.summary_of(checkpoint)) is not None:
-        num_bytes = summary.num_weights * ITEM_BYTES[dtype]
-        if packing is None:
-            return num_bytes
-        layers = packing.layers.values()
-        dense = sum(layer.rows * layer.columns for layer in layers) * ITEM_BYTES[dtype]
-        return num_bytes - dense + sum(map(packing.form.num_bytes, layers))
+        return summary.num_weights * ITEM_BYTES[dtype] - saved
     stored = weights_of(checkpoint)
     if quantization.method_of(checkpoint) is not None:
         return stored.num_bytes
-    return stored.num_parameters * ITEM_BYTES[dtype]
+    return stored.num_parameters * ITEM_BYTES[dtype] - saved
 
 
-def loading_bytes(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None) -> int:
+def loading_bytes(
+    checkpoint: Checkpoint,
+    dtype: str,
+    packing: Packing | None = None,
+    rounded: "Collection[IntegerLayer]" = (),
+) -> int:
     """Return the most bytes that weights take while they are read.
 
-    The largest weight is expanded when all others are in memory already, at worst. Weights of
-    experts that transformers merges are there as parts and as a whole.
+    The largest weight is expanded or rounded when all others are in memory already, at worst.
+    Weights of experts that transformers merges are there as parts and as a whole.
+
+    Args:
+        checkpoint: the files.
+        dtype: the precision of the model.
+        packing: of layers that stay packed; None if all are dense.
+        rounded: the layers of a plain checkpoint that are rounded.
     """
     whole = weight_bytes(checkpoint, dtype, packing)
+    if rounded:
+        return whole + max(layer.rows * layer.columns for layer in rounded) * ROUNDING_BYTES
     if (summary := quantization.summary_of(checkpoint)) is None:
         return whole
     return whole + summary.largest * EXPANDING_BYTES + summary.largest_merged * ITEM_BYTES[dtype]
@@ -223,12 +262,16 @@ def expansion(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None
     """Return how weights are quantized and what they take in memory; empty if they are not."""
     if (summary := quantization.summary_of(checkpoint)) is None:
         return ""
-    whole = _size(weight_bytes(checkpoint, dtype, packing))
-    peak = _size(loading_bytes(checkpoint, dtype, packing))
     how = f"expanded to {dtype}"
     if packing is not None:
         how = f"{len(packing.layers)} layers packed, others in {dtype}"
-    return f"{summary}; {how}: {whole}, at most {peak} while they are read"
+    whole = weight_bytes(checkpoint, dtype, packing)
+    return f"{summary}; {how}: {sizes(whole, loading_bytes(checkpoint, dtype, packing))}"
+
+
+def sizes(num_bytes: int, peak_bytes: int) -> str:
+    """Return the memory of weights in words."""
+    return f"{_size(num_bytes)}, at most {_size(peak_bytes)} while they are read"
 
 
 def _size(num_bytes: int) -> str:
