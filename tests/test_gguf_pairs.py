@@ -134,6 +134,16 @@ def test_a_tower_of_pixtral_in_llava_is_exact(source: Source, tmp_path: Path) ->
         assert torch.equal(torch.from_numpy(found[name].dense()), wanted), name
 
 
+def test_the_embedding_of_a_token_beside_a_tower_is_not_read(
+    source: Source, tmp_path: Path
+) -> None:
+    def add(arrays: Arrays) -> None:
+        arrays["v.token_embd.img_break"] = arrays["v.pre_ln.weight"]
+
+    made = gguf_pairs.make(source("mistral3"), tmp_path, "mistral3", change=add)
+    assert formats.weights(Checkpoint("m", made.folder)).keys() == made.values.keys()
+
+
 CLASSES = {
     "qwen2_vl": "Qwen2VLConfig",
     "qwen2_5_vl": "Qwen2_5_VLConfig",
@@ -328,6 +338,12 @@ FLAWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {},
         "has the architecture 'qwen2', and its config.json the model_type 'qwen2_vl'",
     ),
+    "deep layers without end": (
+        "qwen3_vl",
+        {},
+        {"deepstack_visual_indexes": [0] * 10**5},
+        "needs layers in 'vision_config.deepstack_visual_indexes'",
+    ),
     "layers without end": ("gemma3", {}, {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "a tower of another kind": (
         "gemma3",
@@ -368,7 +384,9 @@ def assert_is_rejected(folder: Path, message: str) -> None:
 def test_a_model_with_images_needs_the_file_of_its_tower(source: Source, tmp_path: Path) -> None:
     made = gguf_pairs.make(source(Q), tmp_path, Q)
     (made.folder / PROJECTOR).unlink()
-    assert_is_rejected(made.folder, "has a vision tower, and the GGUF file with it is missing")
+    assert_is_rejected(
+        made.folder, f"has a vision tower, and no GGUF file with it is beside '{FILE}'"
+    )
 
 
 def test_a_tower_without_a_decoder_is_rejected_by_name(source: Source, tmp_path: Path) -> None:

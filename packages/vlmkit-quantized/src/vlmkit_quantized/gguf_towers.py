@@ -251,9 +251,10 @@ def deep_layers(vision: Config) -> list[int]:
         FormatError: they are no layers of it.
     """
     found, depth = vision.get("deepstack_visual_indexes"), vision.get("depth")
-    if not isinstance(found, list) or not all(
+    are_layers = isinstance(found, list) and all(
         type(each) is int and 0 <= each < (depth or 0) for each in found
-    ):
+    )
+    if not isinstance(found, list) or not are_layers or len(set(found)) != len(found):
         raise FormatError(
             "its config.json needs layers in 'vision_config.deepstack_visual_indexes'"
         )

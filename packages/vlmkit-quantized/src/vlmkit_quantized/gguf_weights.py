@@ -279,7 +279,6 @@ def _match(checkpoint: Checkpoint) -> Matched:
         raise FormatError(
             f"its config.json has a 'quantization_config', and its weights are GGUF ({path.name!r})"
         )
-    projector = _projector(checkpoint, decoder.width)
     try:
         file = read_header(path, has_texts=False)
     except OSError as error:
@@ -289,14 +288,15 @@ def _match(checkpoint: Checkpoint) -> Matched:
     _check_fields(file, decoder, config, path.name)
     expected = decoder.tensors(has_head="output.weight" in file.tensors)
     _check_tensors(file, expected, path.name, UNUSED)
-    return Matched(file, expected, projector)
+    return Matched(file, expected, _projector(checkpoint, path.name, decoder.width))
 
 
-def _projector(checkpoint: Checkpoint, width: int) -> Projector | None:
+def _projector(checkpoint: Checkpoint, name: str, width: int) -> Projector | None:
     """Return the vision tower of a model; None of a text model.
 
     Args:
         checkpoint: the model.
+        name: the name of the file with the decoder.
         width: the size of an embedding of its decoder.
 
     Raises:
@@ -313,8 +313,8 @@ def _projector(checkpoint: Checkpoint, width: int) -> Projector | None:
         )
     if path is None:
         raise FormatError(
-            "its config.json has a vision tower, and the GGUF file with it is missing: put "
-            "the model's 'mmproj' file beside the other one"
+            f"its config.json has a vision tower, and no GGUF file with it is beside {name!r}: put "
+            "the model's 'mmproj' file there"
         )
     projector = gguf_projector.matched(checkpoint, path, *found, width)
     _check_tensors(projector.file, projector.tensors, path.name, found[0].unused)
