@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import click
 
 from vlmkit.cli.model_command import CommandModel, WorkerProcesses, configured, stated
 from vlmkit.errors import EngineFailed
+from vlmkit.interfaces.observer import Observer
 from vlmkit.kit.traces import TraceFormatter
 from vlmkit_grpc.addresses import SCHEME, WorkerAddress, listen_address
 from vlmkit_grpc.credentials import refuse_unguarded, secret_of, server_credentials
@@ -56,12 +57,17 @@ def worker(
 
 def _run(chosen: CommandModel, settings: WorkerSettings, address: WorkerAddress) -> bool:
     """Load the model and serve it; return whether the end was wanted."""
+    from vlmkit_grpc.watch import OBSERVER, CacheObserver, LoadObserver
     from vlmkit_grpc.worker import Worker
 
     digest = chosen.files().fingerprint
-    runner = chosen.build({}, _processes(settings, address))
+    observers: dict[str, Callable[[], Observer]] = {OBSERVER: LoadObserver}
+    cache = CacheObserver() if settings.cache_events else None
+    if cache is not None:
+        observers["cache"] = lambda: cache
+    runner = chosen.build(observers, _processes(settings, address))
     try:
-        return asyncio.run(Worker(runner, digest, settings).serve(_show))
+        return asyncio.run(Worker(runner, digest, settings, cache).serve(_show))
     finally:
         runner.close()
 

@@ -21,9 +21,10 @@ from vlmkit.running.remote_runner.messages import Started, message_parts, protoc
 from vlmkit.running.remote_runner.request_server import CallerLimits, RequestServer
 from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.outbox import Outbox
-from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part
+from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part, WatchReply
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerServicer
 from vlmkit_grpc.settings import WorkerSettings
+from vlmkit_grpc.watch import CacheObserver, replies
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class WorkerService(WorkerServicer):
         runner: answers the requests.
         model_digest: of the files of its model, in hex; empty if it has none.
         settings: limits of what gateways may do.
+        cache: collects the changes of the prefix cache; None if no gateway may watch them.
         on_drain: called when a gateway or an operator drains the worker, with the time in seconds
             for running requests; returns whether all ended.
     """
@@ -48,10 +50,13 @@ class WorkerService(WorkerServicer):
         runner: Runner,
         model_digest: str,
         settings: WorkerSettings,
+        cache: CacheObserver | None,
         on_drain: Callable[[float], "asyncio.Future[bool]"],
     ) -> None:
         self._runner = runner
         self._settings = settings
+        self._cache = cache
+        self._is_draining = self._is_over = False
         self._on_drain = on_drain
         table = list(token_table(runner))
         self._started = Started(runner.facts, b"".join(table), tuple(accumulate(map(len, table))))
@@ -75,8 +80,13 @@ class WorkerService(WorkerServicer):
         """Number of open sessions, and of calls for single requests."""
         return len(self._servers)
 
+    def note_drain(self) -> None:
+        """Tell watchers that the worker drains."""
+        self._is_draining = True
+
     def end(self) -> None:
         """End all calls, each with an error for its open requests."""
+        self._is_over = True
         for server in self._servers:
             server.end()
 
@@ -97,6 +107,18 @@ class WorkerService(WorkerServicer):
     async def Answer(self, request_iterator: Any, context: Any) -> None:  # noqa: ARG002, N802
         """Answer one request."""
         await self._serve(context, is_alone=True)
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[WatchReply]:  # noqa: N802
+        """Send the load and, if asked, the changes of the prefix cache."""
+        if request.with_cache and self._cache is None:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "worker.cache_events is not set"
+            )
+        cache = self._cache if request.with_cache else None
+        async for reply in replies(
+            self._runner, cache, lambda: self._is_draining, lambda: self._is_over
+        ):
+            yield reply
 
     async def Drain(self, request: Any, context: Any) -> DrainReply:  # noqa: ARG002, N802
         """Refuse new requests, wait for the running ones, and end the worker."""

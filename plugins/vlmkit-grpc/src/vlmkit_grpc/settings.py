@@ -46,6 +46,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             began; then its call ends.
         keepalive_s: time between signs of life on an idle connection.
         drain_timeout_s: time for running requests to end before the worker does.
+        cache_events: let gateways watch the prefix cache; its changes hold tokens of all clients.
         num_renderers: processes that open files, decode images and prepare prompts; 0 uses threads.
             By default 2 if other machines can reach the worker, and otherwise 0.
         renderer_memory_bytes: memory that one of them may take beyond its idle size.
@@ -66,6 +67,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stall_timeout_s: Seconds = 60.0
     keepalive_s: KeepaliveSeconds = 30.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    cache_events: bool = False
     num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
     renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20, le=MOST)] = 3 * 2**30
     constraint_workers: bool = True

@@ -18,6 +18,7 @@ from vlmkit_grpc.credentials import SecretCheck, refuse_unguarded, secret_of, se
 from vlmkit_grpc.protocol.worker_pb2_grpc import add_WorkerServicer_to_server
 from vlmkit_grpc.service import WorkerService
 from vlmkit_grpc.settings import WorkerSettings
+from vlmkit_grpc.watch import CacheObserver
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,21 @@ class Worker:
         runner: answers the requests; closed by the caller.
         model_digest: of the files of its model, in hex; empty if it has none.
         settings: the address and the limits.
+        cache: collects the changes of the prefix cache; None if no gateway may watch them.
 
     Attributes:
         address: what the worker listens on, known once it does.
     """
 
-    def __init__(self, runner: Runner, model_digest: str, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        model_digest: str,
+        settings: WorkerSettings,
+        cache: CacheObserver | None = None,
+    ) -> None:
         self._runner = runner
+        self._cache = cache
         self._settings = settings
         self._listen = listen_address(settings.listen)
         refuse_unguarded(settings, self._listen)
@@ -63,7 +72,9 @@ class Worker:
         self._draining: asyncio.Task[bool] | None = None
         self._has_failed = False
         self._runner.on_failure(self._fail_soon)
-        service = WorkerService(self._runner, self._model_digest, self._settings, self._drain)
+        self._service = service = WorkerService(
+            self._runner, self._model_digest, self._settings, self._cache, self._drain
+        )
         server = self._server(service)
         await self._set_health(SERVING)
         await server.start()
@@ -123,6 +134,7 @@ class Worker:
     async def _drained(self, timeout_s: float) -> bool:
         """Refuse new requests, wait for the running ones, and end the worker."""
         log.info("the worker drains, for at most %.0f s", timeout_s)
+        self._service.note_drain()
         await self._set_health(NOT_SERVING)
         is_empty = await asyncio.to_thread(self._runner.drain, timeout_s)
         self._is_over.set()

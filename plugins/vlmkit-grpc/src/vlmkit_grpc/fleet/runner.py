@@ -21,6 +21,7 @@ from vlmkit_grpc.fleet.quarantine import Quarantine
 from vlmkit_grpc.fleet.routing import Candidate, choose
 from vlmkit_grpc.fleet.stream import FleetStream
 from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
+from vlmkit_grpc.watch import OBSERVER, WAITING_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +78,11 @@ class _Worker:
             self.estimate.clear()
         stats = self.runner.stats()
         num_sequences = stats.num_running + stats.num_waiting
+        others = stats.observed.get(OBSERVER, {}).get(WAITING_TOKENS, 0)  # of all gateways
         return Candidate(
             self._peer.who,
             self.estimate.held_tokens(route.parts, route.sizes),
-            self.waiting_tokens + SEQUENCE_TOKENS * num_sequences,
+            max(self.waiting_tokens, int(others)) + SEQUENCE_TOKENS * num_sequences,
             self.runner.is_full,
         )
 

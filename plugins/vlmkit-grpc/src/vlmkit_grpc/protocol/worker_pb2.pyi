@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -33,6 +35,62 @@ class DescribeReply(_message.Message):
 class FactsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("with_cache",)
+    WITH_CACHE_FIELD_NUMBER: _ClassVar[int]
+    with_cache: bool
+    def __init__(self, with_cache: _Optional[bool] = ...) -> None: ...
+
+class WatchReply(_message.Message):
+    __slots__ = ("number", "load", "cache")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    load: Load
+    cache: CacheChange
+    def __init__(self, number: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., cache: _Optional[_Union[CacheChange, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("waiting_tokens", "num_running", "num_waiting", "num_free_tokens", "is_full", "is_draining")
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    waiting_tokens: int
+    num_running: int
+    num_waiting: int
+    num_free_tokens: int
+    is_full: bool
+    is_draining: bool
+    def __init__(self, waiting_tokens: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_tokens: _Optional[int] = ..., is_full: _Optional[bool] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+
+class CacheChange(_message.Message):
+    __slots__ = ("is_cleared", "removed", "stored")
+    IS_CLEARED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    is_cleared: bool
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    stored: _containers.RepeatedCompositeFieldContainer[CacheBlock]
+    def __init__(self, is_cleared: _Optional[bool] = ..., removed: _Optional[_Iterable[bytes]] = ..., stored: _Optional[_Iterable[_Union[CacheBlock, _Mapping]]] = ...) -> None: ...
+
+class CacheBlock(_message.Message):
+    __slots__ = ("key", "parent", "token_ids", "media", "scope")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    parent: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    media: _containers.RepeatedScalarFieldContainer[bytes]
+    scope: bytes
+    def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., media: _Optional[_Iterable[bytes]] = ..., scope: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_s",)

@@ -54,6 +54,11 @@ class WorkerStub:
                 request_serializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.SerializeToString,
                 response_deserializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/vlmkit.worker.v1.Worker/Watch',
+                request_serializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchRequest.SerializeToString,
+                response_deserializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/vlmkit.worker.v1.Worker/Drain',
                 request_serializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.DrainRequest.SerializeToString,
@@ -92,6 +97,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Sends the load when it changes and, if asked, the changes of the prefix cache.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Refuses new requests, waits for the running ones, and ends the worker.
         """
@@ -121,6 +133,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Answer,
                     request_deserializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.FromString,
                     response_serializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchRequest.FromString,
+                    response_serializer=vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -236,6 +253,33 @@ class Worker:
             '/vlmkit.worker.v1.Worker/Answer',
             vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.SerializeToString,
             vlmkit__grpc_dot_protocol_dot_worker__pb2.Part.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/vlmkit.worker.v1.Worker/Watch',
+            vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchRequest.SerializeToString,
+            vlmkit__grpc_dot_protocol_dot_worker__pb2.WatchReply.FromString,
             options,
             channel_credentials,
             insecure,
