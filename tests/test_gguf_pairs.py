@@ -114,6 +114,12 @@ def test_old_names_of_an_mlp_are_recognized_by_their_shapes(source: Source, tmp_
     assert_answers_are_equal("gemma3", made.folder, made.plain)
 
 
+def test_an_inner_size_of_zero_is_that_of_the_shapes(source: Source, tmp_path: Path) -> None:
+    zero = {"clip.vision.feed_forward_length": 0}
+    made = gguf_pairs.make(source("qwen2_5_vl"), tmp_path, "qwen2_5_vl", fields=zero)
+    assert formats.weights(Checkpoint("m", made.folder)).keys() == made.values.keys()
+
+
 def test_a_tower_of_pixtral_in_llava_is_exact(source: Source, tmp_path: Path) -> None:
     place = tmp_path / "pixtral"
     config = transformers.AutoConfig.from_pretrained(source("mistral3"))

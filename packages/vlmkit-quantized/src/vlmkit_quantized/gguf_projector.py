@@ -22,6 +22,7 @@ from vlmkit_quantized.gguf_towers import ACTIVATIONS, GELU, SILU, Tower, TowerSi
 
 ARCHITECTURE = "clip"
 CLOSE = 1e-5
+INNER = "feed_forward_length"
 PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 Config = Mapping[str, Any]
@@ -152,7 +153,8 @@ class _Check:
         found = self.file.fields.get(f"clip.vision.{key}", default)
         if isinstance(found, np.ndarray):
             found = found.tolist()
-        if found is None or wanted is None or isinstance(found, str):
+        is_unstated = key == INNER and not found  # as older converters write it
+        if found is None or wanted is None or isinstance(found, str) or is_unstated:
             return
         if not _are_close(found, wanted):
             raise FormatError(
