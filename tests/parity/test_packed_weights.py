@@ -34,7 +34,7 @@ from vlmkit_quantized.formats import IntegerLayer  # noqa: E402
 from vlmkit_quantized.weight import QuantizedLinear  # noqa: E402
 from vlmkit_torch import loading, memory_plan  # noqa: E402
 from vlmkit_torch.engine import torch_engine  # noqa: E402
-from vlmkit_torch.loading import int8_linear, packed_layers  # noqa: E402
+from vlmkit_torch.loading import int4_linear, int8_linear, packed_layers  # noqa: E402
 from vlmkit_torch.loading.int4_linear import (  # noqa: E402
     Int4Linear,
     TwoInt4Linear,
@@ -42,7 +42,11 @@ from vlmkit_torch.loading.int4_linear import (  # noqa: E402
     packed_twice,
 )
 from vlmkit_torch.loading.int8_linear import Int8Linear  # noqa: E402
-from vlmkit_torch.loading.operator_linear import OperatorLinear, has_operators  # noqa: E402
+from vlmkit_torch.loading.operator_linear import (  # noqa: E402
+    OperatorLinear,
+    has_operators,
+    rows_to_expand,
+)
 from vlmkit_torch.loading.packed_layers import Timings  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.settings import EngineSettings  # noqa: E402
@@ -208,6 +212,76 @@ def test_integers_of_8_bits_are_exact_where_bfloat16_holds_the_scales() -> None:
         assert torch.equal(values_of(layer), torch.from_numpy(exact.dense()).double())
 
 
+KINDS = ("zeros that round", "any order", "halves", "halves, any order", "rows", "rows with zeros")
+
+
+def layers_to_expand() -> dict[str, tuple[OperatorLinear | None, QuantizedLinear]]:
+    """Return layers of each kind, with 80 outputs: a whole block of an operator and a rest."""
+    order = np.random.default_rng(0).permutation(256).astype(np.int32) // 64
+    middle = {"zero_points": np.full((1, 1), 128, np.int16)}
+    given = {
+        "zeros that round": (packed, weight(80, 256, 64, seed=1)),
+        "any order": (packed, weight(80, 256, 64, seed=2, column_groups=order)),
+        "halves": (packed_twice, weight(80, 256, 32, seed=3, bits=8, **middle)),
+        "halves, any order": (
+            packed_twice,
+            weight(80, 256, 64, seed=4, bits=8, column_groups=order),
+        ),
+        "rows": (int8_linear.packed, weight(80, 256, 256, seed=5, bits=8, **middle)),
+        "rows with zeros": (int8_linear.packed, weight(80, 256, 256, seed=6, bits=8)),
+    }
+    return {name: (pack(made), made) for name, (pack, made) in given.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_are_multiplied_by_expanded_weights(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, made = layers_to_expand()[kind]
+    assert layer is not None
+    if not layer.can_expand:
+        pytest.skip("this CPU packs 4 bits in another layout")
+    layer.expanded_from = 5
+    monkeypatch.setattr(layer, "product", lambda _: pytest.fail("few rows"))
+    x = torch.randn(9, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    dense = torch.from_numpy(made.dense()).double()
+    error = (layer(x).double() - x.double() @ dense.T).abs()
+    assert (error <= 2**-7 * (x.double().abs() @ dense.abs().T)).all()
+    monkeypatch.undo()
+    monkeypatch.setattr(layer, "expanded_product", lambda _: pytest.fail("many rows"))
+    assert layer(x[:4]).shape == (4, 80)
+
+
+def test_the_number_of_rows_to_expand_is_measured() -> None:
+    for layer, _ in layers_to_expand().values():
+        assert layer is not None
+        num = rows_to_expand(layer)
+        assert num is None or num >= 16
+
+
+def test_weights_in_an_unknown_layout_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4_linear, "BLOCK_ROWS", 32)  # as on a CPU with other instructions
+    layer, twice = packed(weight(80, 256, 64, seed=1)), packed_twice(weight(80, 64, 64, 0, bits=8))
+    for each in (layer, twice):
+        assert each is not None
+        assert not each.can_expand
+        assert rows_to_expand(each) is None
+
+
+def test_a_prompt_is_computed_by_expanded_weights_as_by_packed_ones(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = gptq.make(saved("llama"), tmp_path, group_size=32).folder
+    asked = runner.requests("llama")
+    rows = []
+    for first in (None, 1):
+        monkeypatch.setattr(packed_layers, "rows_to_expand", lambda layer, first=first: first)
+        with pipeline.load(folder, sizes={**PACKED, "dtype": "bfloat16"}) as model:
+            streamed = pipeline.stream_all(model, asked)
+        rows.append([[sample.logprob for sample in samples[:1]] for _, samples in streamed])
+    assert np.abs(np.array(rows[0]) - np.array(rows[1])).max() < 0.1
+
+
 @pytest.mark.parametrize(
     ("pack", "made"),
     [
@@ -319,11 +393,18 @@ def test_layers_are_dense_where_packed_ones_are_slower(
     engine.close()
 
 
+@pytest.mark.parametrize("product", ["product", "expanded_product"])
 def test_layers_stay_dense_where_the_operator_computes_other_values(
-    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    product: str,
+    saved: Saved,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    right = Int4Linear.forward
-    monkeypatch.setattr(Int4Linear, "forward", lambda self, rows: 1.1 * right(self, rows))
+    if product == "expanded_product" and not int4_linear.has_known_layout():
+        pytest.skip("this CPU packs 4 bits in another layout")
+    right = getattr(Int4Linear, product)
+    monkeypatch.setattr(Int4Linear, product, lambda self, rows: 1.1 * right(self, rows))
     engine = engine_of(gptq.make(saved("llama"), tmp_path, group_size=32).folder)
     assert not paths_of(engine)
     assert "torch's 4-bit operator computes other values" in caplog.text

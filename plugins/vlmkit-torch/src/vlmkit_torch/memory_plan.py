@@ -29,7 +29,7 @@ from vlmkit_torch.engine.torch_engine import TorchEngine
 from vlmkit_torch.loading.linear_modules import modules_of
 from vlmkit_torch.loading.packed_layers import PlannedPackedLinear
 from vlmkit_torch.loading.reading import auto_class
-from vlmkit_torch.loading.weights import LoadedModel, reading_plan
+from vlmkit_torch.loading.weights import LoadedModel, ReadingPlan, reading_plan
 from vlmkit_torch.model.features import to_tensor
 from vlmkit_torch.model.nesting import decoder_of
 from vlmkit_torch.model.views import Views
@@ -52,7 +52,8 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
         ConfigError: the device is absent, or the cache is too small to be of use.
     """
     settings: EngineSettings = context.settings or EngineSettings()
-    model, device, need, cache_bytes = _model(context)
+    model, plan, need = _model(context)
+    device, cache_bytes = plan.device, plan.cache_bytes
     if cache_bytes is None:
         cache_bytes = max(0, hardware.cache_bytes(device, need.num_bytes))
     loaded = LoadedModel(model, cache_bytes=cache_bytes)
@@ -84,7 +85,8 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
                 sequence_bytes=state_bytes,
             )
         )
-    step = replace(step, num_bytes=max(step.num_bytes, kernels.packing_bytes))
+    own_bytes = step.num_bytes + (0 if plan.packing is None else plan.packing.expanded_bytes)
+    step = replace(step, num_bytes=max(own_bytes, kernels.packing_bytes))
     return MemoryPlan(
         needs=(*needs, step),
         device=str(device),
@@ -103,7 +105,8 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
         ConfigError: the device is absent.
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
-    model, device, weights, _ = _model(context)
+    model, plan, weights = _model(context)
+    device = plan.device
     name = context.components.get("engine", ("", {}))[0]
     is_shared = name.rpartition("/")[2].rpartition(":")[2] == "torch" and sizing.is_auto(settings)
     needs = [] if is_shared else [weights]
@@ -125,8 +128,8 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     )
 
 
-def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | None]:
-    """Return the model without numbers, its device, the bytes of its weights and of its cache."""
+def _model(context: BuildContext) -> tuple[Any, ReadingPlan, MemoryNeed]:
+    """Return the model without numbers, how it is read, and the bytes of its weights."""
     plan = reading_plan(context)
     auto = auto_class(context.files, plan.config)
     with META:
@@ -144,7 +147,7 @@ def _model(context: BuildContext) -> tuple[Any, torch.device, MemoryNeed, int | 
     own = plan.described(context.files)
     detail = ", ".join(filter(None, (plan.precision, f"{num:,} parameters", own)))
     weights = MemoryNeed(name="weights", num_bytes=num_bytes, detail=detail)
-    return model, plan.device, weights, plan.cache_bytes
+    return model, plan, weights
 
 
 def _cache(

@@ -5,6 +5,7 @@ layer of up to 4 bits takes one such product. One of up to 8 bits takes two: a c
 upper half, plus its lower half.
 """
 
+from collections.abc import Iterator, Sequence as Seq
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from vlmkit_torch.support.packed_forms import INT4, NIBBLE_BITS, TWO_INT4, Kerne
 MIDDLE = 8  # the code that the operator takes for zero
 HALF = 2**NIBBLE_BITS  # times the upper half of a code
 INNER_TILES = 1  # has no meaning on a CPU
+BLOCK_ROWS = 64  # outputs whose codes of an input lie side by side, where the CPU has AVX-512
+CHECKED_COLUMNS = 2
 
 
 class Int4Linear(OperatorLinear):
@@ -55,6 +58,7 @@ class Int4Linear(OperatorLinear):
     ) -> None:
         groups, num_outputs, _ = scales_and_zeros.shape
         super().__init__(2 * codes.shape[1], num_outputs, order)
+        self.has_known_layout = has_known_layout()
         self._group_size = self.in_features // groups
         self.register_buffer("codes", codes)
         self.register_buffer("scales_and_zeros", scales_and_zeros)
@@ -67,6 +71,19 @@ class Int4Linear(OperatorLinear):
             sums = rows.view(len(rows), -1, self._group_size).sum(-1, dtype=torch.float32)
             out += sums.to(rows.dtype) @ self.rest
         return out
+
+    @property
+    def can_expand(self) -> bool:
+        """Whether the layout of its weights is known."""
+        return self.has_known_layout
+
+    def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T``, with weights that are rounded to bfloat16 once."""
+        scales, zeros = self.scales_and_zeros.float().unbind(-1)
+        zeros = (
+            zeros - MIDDLE * scales if self.rest is None else zeros - MIDDLE * scales + self.rest
+        )
+        return rows @ _expanded([self.codes], [scales], zeros)
 
 
 class TwoInt4Linear(OperatorLinear):
@@ -99,6 +116,7 @@ class TwoInt4Linear(OperatorLinear):
     ) -> None:
         groups, num_outputs, _ = upper_pairs.shape
         super().__init__(2 * upper.shape[1], num_outputs, order)
+        self.has_known_layout = has_known_layout()
         self._group_size = self.in_features // groups
         self.register_buffer("upper", upper)
         self.register_buffer("lower", lower)
@@ -110,6 +128,19 @@ class TwoInt4Linear(OperatorLinear):
         out = _multiplied(rows, self.upper, self._group_size, self.upper_pairs)
         out += _multiplied(rows, self.lower, self._group_size, self.lower_pairs)
         return out
+
+    @property
+    def can_expand(self) -> bool:
+        """Whether the layout of its weights is known."""
+        return self.has_known_layout
+
+    def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T``, with weights that are rounded to bfloat16 once."""
+        upper, upper_zeros = self.upper_pairs.float().unbind(-1)
+        lower, lower_zeros = self.lower_pairs.float().unbind(-1)
+        zeros = upper_zeros + lower_zeros - MIDDLE * (upper + lower)
+        scales = [upper, lower]
+        return rows @ _expanded([self.upper, self.lower], scales, zeros)
 
 
 def packed(weight: QuantizedLinear) -> Int4Linear | None:
@@ -178,6 +209,55 @@ def _pack(codes: NDArray[Any]) -> torch.Tensor:
     numbers = torch.from_numpy(codes.astype(np.int32))
     found: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, INNER_TILES)  # noqa: SLF001
     return found
+
+
+def has_known_layout() -> bool:
+    """Return whether :func:`_blocks` reads what the operator packs on this CPU.
+
+    The layout belongs to the instructions of a CPU, and to a version of torch.
+    """
+    numbers = np.arange(CHECKED_COLUMNS * (BLOCK_ROWS + 16)) * 7 % HALF
+    codes = numbers.reshape(-1, CHECKED_COLUMNS)
+    blocks = _blocks(_pack(codes))
+    found = torch.cat([block.T for _, block in blocks])
+    return np.array_equal(found.numpy(), codes)
+
+
+def _blocks(packed: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the first output and the codes of each block, of shape ``[inputs, outputs]``."""
+    num_outputs, width = packed.shape
+    octets, columns = packed.view(-1), 2 * width
+    for first in range(0, num_outputs, BLOCK_ROWS):
+        num = min(BLOCK_ROWS, num_outputs - first)
+        block = octets[first * width : (first + num) * width].view(columns, num // 2)
+        halves = (block & (HALF - 1), block >> NIBBLE_BITS)
+        # A whole block has the codes of its later outputs in upper halves; a rest has pairs.
+        axis = -2 if num == BLOCK_ROWS else -1
+        yield first, torch.stack(halves, axis).view(columns, num)
+
+
+def _expanded(
+    codes: Seq[torch.Tensor], scales: Seq[torch.Tensor], zeros: torch.Tensor
+) -> torch.Tensor:
+    """Return the transposed weight in bfloat16: the sum of codes times scales, and zeros.
+
+    Args:
+        codes: packed by the operator, with equal layouts.
+        scales: for each, of shape ``[groups, outputs]`` in float32.
+        zeros: what is added, of the same shape.
+    """
+    num_outputs, width = codes[0].shape
+    num_groups = len(zeros)
+    weight = torch.empty(2 * width, num_outputs, dtype=DTYPE)
+    for parts in zip(*map(_blocks, codes), strict=True):
+        first, num = parts[0][0], parts[0][1].shape[1]
+        own = slice(first, first + num)
+        values = zeros[:, None, own]
+        for (_, block), scale in zip(parts, scales, strict=True):
+            numbers = block.view(num_groups, -1, num).float()
+            values = torch.addcmul(values, numbers, scale[:, None, own])
+        weight[:, own] = values.view(-1, num)
+    return weight
 
 
 def _multiplied(

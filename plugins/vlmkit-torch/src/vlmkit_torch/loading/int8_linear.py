@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from vlmkit_quantized.weight import QuantizedLinear
 from vlmkit_torch.loading.operator_linear import DTYPE, OperatorLinear, is_plain, scales_of
@@ -28,6 +29,8 @@ class Int8Linear(OperatorLinear):
         added: times the sum of the inputs, in float32; None if zero.
     """
 
+    codes: torch.Tensor
+    scales: torch.Tensor
     added: torch.Tensor | None
 
     def __init__(
@@ -42,6 +45,15 @@ class Int8Linear(OperatorLinear):
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows @ weight.T``."""
         out: torch.Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.codes, self.scales)  # noqa: SLF001
+        return self._with_added(out, rows)
+
+    def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows @ weight.T``; bfloat16 holds the codes exactly."""
+        out = functional.linear(rows, self.codes.to(rows.dtype))
+        out *= self.scales
+        return self._with_added(out, rows)
+
+    def _with_added(self, out: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if self.added is not None:
             sums = rows.sum(-1, keepdim=True, dtype=torch.float32)
             out = (out.float() + sums * self.added).to(rows.dtype)

@@ -1,10 +1,11 @@
 """What linear layers have in common that compute by torch's operators for packed weights on a CPU.
 
-The operators multiply in float32 and round their output to bfloat16. Knows no files and no other
-layers.
+The operators multiply in float32 and round their output to bfloat16. They are fast for few rows.
+For many, a layer expands its weights for one product. Knows no files and no other layers.
 """
 
 from collections.abc import Callable
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from vlmkit_torch.loading.packed_linear import PackedLinear
 DTYPE = torch.bfloat16
 CHECKED_ROWS = 2
 MAX_ERROR = 4 * 2**-9  # of a sum of magnitudes; three roundings to 8 bits, and float32's
+TIMED_ROWS = (32, 160)
+NUM_TIMES = 2
+MIN_EXPANDED_ROWS = 16  # more than are decoded at once by most servers of a CPU
 OPERATORS = (
     "_convert_weight_to_int4pack_for_cpu",
     "_weight_int4pack_mm_for_cpu",
@@ -29,7 +33,22 @@ def has_operators() -> bool:
 
 
 class OperatorLinear(PackedLinear):
-    """A linear layer whose weights an operator reads packed."""
+    """A linear layer whose weights an operator reads packed.
+
+    Attributes:
+        expanded_from: the number of rows from which weights are expanded; None for no number.
+    """
+
+    expanded_from: int | None = None
+
+    @property
+    def can_expand(self) -> bool:
+        """Whether the layout of its weights is known."""
+        return True
+
+    def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the same as :meth:`product`, by weights that are expanded for this call."""
+        raise NotImplementedError
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows @ weight.T``, of shape ``[num_rows, outputs]``.
@@ -44,14 +63,42 @@ class OperatorLinear(PackedLinear):
         flat = rows.reshape(-1, self.in_features)
         if self.order is not None:
             flat = flat[:, self.order]
-        out = self.product(flat.contiguous())
+        is_expanded = self.expanded_from is not None and len(flat) >= self.expanded_from
+        product = self.expanded_product if is_expanded else self.product
+        out = product(flat.contiguous())
         if self.bias is not None:
             out += self.bias
         return out.view(*rows.shape[:-1], self.out_features)
 
 
-Make = Callable[[QuantizedLinear], OperatorLinear | None]
-"""Returns a layer with the integers of a weight, without a bias; None if it cannot hold them."""
+@torch.no_grad()
+def rows_to_expand(layer: OperatorLinear) -> int | None:
+    """Return the number of rows from which expanding weights is faster; None if it never is.
+
+    Both products are timed with two numbers of rows. Their times grow by rows alone.
+    """
+    if not layer.can_expand:
+        return None
+    few, many = TIMED_ROWS
+    products = (layer.product, layer.expanded_product)
+    times = [
+        [_seconds(product, num, layer.in_features) for num in TIMED_ROWS] for product in products
+    ]
+    packed, expanded = [(later - first) / (many - few) for first, later in times]
+    if expanded >= packed:
+        return None
+    crossing = (times[1][0] - few * expanded - (times[0][0] - few * packed)) / (packed - expanded)
+    return max(MIN_EXPANDED_ROWS, round(crossing))
+
+
+def _seconds(product: Callable[[torch.Tensor], torch.Tensor], num: int, columns: int) -> float:
+    rows = torch.ones(num, columns, dtype=DTYPE)
+    times = []
+    for _ in range(NUM_TIMES):
+        begin = perf_counter()
+        product(rows)
+        times.append(perf_counter() - begin)
+    return min(times)
 
 
 def is_plain(weight: QuantizedLinear) -> bool:
@@ -78,6 +125,10 @@ def agrees(layer: OperatorLinear, weight: QuantizedLinear) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(CHECKED_ROWS, layer.in_features, generator=generator).to(DTYPE)
     dense = torch.from_numpy(weight.dense())
-    difference = (layer(rows).float() - rows.float() @ dense.T).abs()
-    magnitudes = rows.float().abs() @ dense.abs_().T  # in place: it may be large
-    return bool((difference <= MAX_ERROR * magnitudes).all())
+    expected = rows.float() @ dense.T
+    bound = MAX_ERROR * (rows.float().abs() @ dense.abs_().T)  # in place: it may be large
+    del dense
+    ordered = rows if layer.order is None else rows[:, layer.order].contiguous()
+    products = [layer.product, layer.expanded_product][: 1 + layer.can_expand]
+    differences = [(product(ordered).float() - expected).abs() for product in products]
+    return all(bool((difference <= bound).all()) for difference in differences)

@@ -29,7 +29,13 @@ from vlmkit_torch.loading import int4_linear, int8_linear
 from vlmkit_torch.loading.int4_linear import Int4Linear, TwoInt4Linear
 from vlmkit_torch.loading.int8_linear import Int8Linear
 from vlmkit_torch.loading.linear_modules import modules_of
-from vlmkit_torch.loading.operator_linear import DTYPE, OperatorLinear, agrees, has_operators
+from vlmkit_torch.loading.operator_linear import (
+    DTYPE,
+    OperatorLinear,
+    agrees,
+    has_operators,
+    rows_to_expand,
+)
 from vlmkit_torch.loading.own_readers import QuantizedLayer
 from vlmkit_torch.loading.packed_linear import PackedLinear
 from vlmkit_torch.support import sizing
@@ -74,6 +80,7 @@ class PackedLayers:
         self._packed: dict[str, PackedLinear] = {}
         self._num_packed: Counter[str] = Counter()
         self._agree: dict[tuple[Any, ...], bool] = {}
+        self._rows_to_expand: dict[tuple[Any, ...], int | None] = {}
 
     def placeholder(self, name: str, weight: Any) -> torch.Tensor | None:
         """Pack a weight; return what transformers gets for it, or None if it stays dense.
@@ -104,6 +111,9 @@ class PackedLayers:
                     "values on this CPU",
                     *(*size[:2], kernel.name),
                 )
+            else:
+                self._rows_to_expand[size] = rows_to_expand(layer)
+        layer.expanded_from = self._rows_to_expand.get(size)
         return layer if self._agree[size] else None
 
     def install(self, model: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NIBBLE_BITS = 4  # a code of more bits takes a byte
 DTYPE = "bfloat16"
 """The precision in which torch's operators have fast kernels; they round their outputs to that."""
+HALF_BYTES = 2  # of a number in that precision
 UNITS = "avx512f"
 GROUP_SIZES = (256, 128, 64, 32)
 _DENSE = re.compile(r"\.experts\.|lm_head|embed|vis(ion|ual)|tower|image|audio|projector")
@@ -124,6 +125,13 @@ class Packing:
     layers: Mapping[str, "IntegerLayer"]
     is_timed: bool
     also: frozenset[str] = frozenset()
+
+    @property
+    def expanded_bytes(self) -> int:
+        """The bytes of the largest layer, which is expanded on a CPU to compute many rows."""
+        if self.form is not CPU:
+            return 0
+        return HALF_BYTES * max(layer.rows * layer.columns for layer in self.layers.values())
 
     def saved_bytes(self, item_bytes: int) -> int:
         """Return the bytes that packed layers take less than dense ones."""
