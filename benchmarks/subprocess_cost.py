@@ -1,10 +1,12 @@
-"""The CPU time that the runner ``subprocess`` adds to requests and tokens, on the mock.
+"""The CPU time that a runner in another process adds to requests and tokens, on the mock.
 
 The mock's engine takes no time, so what differs between the two runners is the way of requests and
-chunks between the processes. CPU time is that of the process and, for ``subprocess``, of its child.
+chunks between the processes. CPU time is that of this process and of the other one: the child of
+``subprocess``, or the worker of ``grpc``.
 Both runners are measured in turn, in alternating order, and the table has medians of the rounds.
 
     python benchmarks/subprocess_cost.py --rounds 7
+    python benchmarks/subprocess_cost.py --runner grpc
 """
 
 import argparse
@@ -12,8 +14,12 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import tables
@@ -22,17 +28,42 @@ import vlmkit
 from vlmkit.running.subprocess_runner.runner import SubprocessRunner
 
 AT_ONCE = (1, 8, 64)
-REQUEST_LIMIT_MS, TOKEN_LIMIT_US = 1.0, 40.0
+LIMITS = {"subprocess": ("1.00 ms", "40.0 us"), "grpc": ("4.00 ms", "60.0 us")}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+PIDS: dict[int, int] = {}
+"""The other process of a model, by the id of the model."""
+
+
 def cpu_s(model: vlmkit.Model) -> float:
-    """Return the CPU time of this process and of the child so far."""
+    """Return the CPU time of this process and of the other one so far."""
     total = time.process_time()
-    if isinstance(model.runner, SubprocessRunner):
-        fields = Path(f"/proc/{model.runner.pid}/stat").read_text().rpartition(")")[2].split()
+    if (pid := PIDS.get(id(model))) is not None:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return total
+
+
+@contextmanager
+def elsewhere(runner: str) -> Iterator[vlmkit.Model]:
+    """Load the mock in another process."""
+    if runner == "subprocess":
+        with vlmkit.load("mock", runner={"use": "subprocess"}) as model:
+            assert isinstance(model.runner, SubprocessRunner)
+            PIDS[id(model)] = model.runner.pid or 0
+            yield model
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "vlmkit", "worker", "mock"]
+        listen = ["--listen", f"unix:{folder}/worker.sock"]
+        with subprocess.Popen([*command, *listen], stderr=subprocess.DEVNULL) as worker:
+            try:
+                with vlmkit.load(f"grpc://{folder}/worker.sock") as model:
+                    PIDS[id(model)] = worker.pid
+                    yield model
+            finally:
+                worker.terminate()
 
 
 async def read_answer(model: vlmkit.Model, num_tokens: int) -> None:
@@ -80,9 +111,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=400, help="of one token, in a round")
     parser.add_argument("--tokens", type=int, default=20_000, help="of all answers, in a round")
+    parser.add_argument("--runner", choices=LIMITS, default="subprocess")
     args = parser.parse_args()
     rows = []
-    with vlmkit.load("mock") as here, vlmkit.load("mock", runner={"use": "subprocess"}) as there:
+    with vlmkit.load("mock") as here, elsewhere(args.runner) as there:
         for model in (here, there):
             measured_s(model, 64, 10, 8)  # warms up
         for at_once in AT_ONCE:
@@ -92,7 +124,7 @@ def main() -> None:
             answers_s = added_s(models, args.rounds, at_once, num_each, at_once)
             token_s = (answers_s - at_once * request_s) / (at_once * num_each)
             rows.append((str(at_once), f"{request_s * 1e3:.2f} ms", f"{token_s * 1e6:.1f} us"))
-    rows.append(("limit", f"{REQUEST_LIMIT_MS:.2f} ms", f"{TOKEN_LIMIT_US:.1f} us"))
+    rows.append(("limit", *LIMITS[args.runner]))
     print(tables.markdown(("requests at once", "added for a request", "added for a token"), rows))
 
 
