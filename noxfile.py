@@ -31,7 +31,7 @@ MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
-GRPC = "plugins/vlmkit-grpc"
+GRPC, EVENTS = "plugins/vlmkit-grpc", "plugins/vlmkit-events"
 WEBUI = "plugins/vlmkit-webui"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
@@ -52,6 +52,7 @@ ALL = [
     OLLAMA,
     BENCH,
     GRPC,
+    EVENTS,
     WEBUI,
     MONITOR,
     TOGETHER,

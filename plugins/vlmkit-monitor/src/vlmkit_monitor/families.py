@@ -95,6 +95,9 @@ class Families:
             running, waiting = stats.num_running, stats.num_waiting
             lost = sum(own.get("num_events_lost", 0) for own in stats.observed.values())
             self.add("observer_events_lost_total", lost, name)
+            for observer, numbers in stats.observed.items():
+                for stat, number in numbers.items():
+                    self.add("observer_stat", number, name, observer, stat)
             self.add("kv_cache_tokens", model.capacity_tokens, name)
             if stats.num_free_tokens is not None:
                 used = model.capacity_tokens - stats.num_free_tokens

@@ -86,6 +86,7 @@ METRICS = (
     _histogram("step_seconds", "model", "planning, computing and choosing"),
     _histogram("step_tokens", "model", "tokens of a step", TOKENS),
     _counter("observer_events_lost", "model", "events that a slow observer was not told of"),
+    _gauge("observer_stat", "model observer stat", "numbers that an observer counts itself"),
     # requests
     _counter("requests", "model", "requests that the scheduler took"),
     _counter("request_failures", "model error", "requests that failed, by the kind of error"),

@@ -1,0 +1,6 @@
+"""Lets tests import the subscriber."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
