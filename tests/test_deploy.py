@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import trustme
@@ -66,6 +67,60 @@ def settings(path):
 @pytest.mark.parametrize("kind", objects())
 def test_each_object_follows_the_schema_of_kubernetes(kind, version):
     kubernetes_validate.validate(objects()[kind], version, strict=True)
+
+
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+NAMED_PORT = {
+    "type": "object",
+    "required": ["number"],
+    "properties": {"number": PORT},
+    "additionalProperties": False,
+}
+POOL = {
+    "type": "object",
+    "required": ["selector", "targetPorts", "endpointPickerRef"],
+    "additionalProperties": False,
+    "properties": {
+        "selector": {
+            "type": "object",
+            "required": ["matchLabels"],
+            "properties": {"matchLabels": {"additionalProperties": {"type": "string"}}},
+            "additionalProperties": False,
+        },
+        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": NAMED_PORT},
+        "endpointPickerRef": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {
+                "group": {"type": "string"},
+                "kind": {"type": "string"},
+                "name": {"type": "string", "minLength": 1},
+                "port": NAMED_PORT,
+                "failureMode": {"enum": ["FailOpen", "FailClose"]},
+            },
+        },
+    },
+}
+"""The ``spec`` of an InferencePool of version 1, as its reference describes it."""
+
+
+def test_the_inference_pool_follows_its_schema_and_selects_the_pods_of_the_base():
+    pool = yaml.safe_load((DEPLOY / "kubernetes/inference_pool.yaml").read_text())
+    assert (pool["apiVersion"], pool["kind"]) == (
+        "inference.networking.k8s.io/v1",
+        "InferencePool",
+    )
+    jsonschema.validate(pool["spec"], POOL)
+    broken = pool["spec"] | {"extensionRef": {"name": "x"}}  # of versions before 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, POOL)
+    selector = objects()["Deployment"]["spec"]["selector"]
+    assert pool["spec"]["selector"] == selector
+    ports = {
+        each["name"]: each["containerPort"] for each in pod_of(objects())["containers"][0]["ports"]
+    }
+    assert pool["spec"]["targetPorts"] == [{"number": ports["https"]}]
 
 
 def test_the_schema_refuses_a_misspelt_key():
