@@ -11,7 +11,7 @@ from workers import WorkerProcess, worker
 
 import vlmkit
 from mock_model import picture, script, wait_until
-from vlmkit.errors import EngineError, RequestError
+from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit_testing import RunnerContract
@@ -189,15 +189,26 @@ def test_a_drained_worker_hands_its_place_to_the_others():
 def test_a_request_that_always_ends_its_worker_ends_at_most_two_of_five():
     deadly = script(text="abc", crash_at_token=0)
     with workers(5) as processes, load(processes) as model:
-        with pytest.raises(RequestError, match="2 workers ended") as found:
+        with pytest.raises(RequestError, match="crashed repeatedly") as found:
             model.generate(deadly)
-        assert found.value.code == "request_ends_workers"
+        assert found.value.code == "request_quarantined"
         for _ in range(5):
-            with pytest.raises(RequestError, match="2 workers ended"):
+            with pytest.raises(RequestError, match="crashed repeatedly"):
                 model.generate(deadly)
         assert model.generate("hello").text == "hello"
         wait_until(lambda: sum(process.is_alive for process in processes) == 3)
         assert sum(runner.is_ready for runner in model.runner.runners) == 3
+
+
+def test_requests_beside_one_that_ends_its_workers_are_answered():
+    deadly = script(text="deadly", tokens=40, crash_at_token=10)
+    with workers(4) as processes, load(processes) as model:
+        asked = [model.request(script(text=f"beside {n}", tokens=40)) for n in range(6)]
+        asked.insert(3, model.request(deadly))
+        results = list(model.generate_many(asked))
+        assert isinstance(results.pop(3), VlmkitError)
+        assert [result.usage.completion_tokens for result in results] == [41] * 6
+        assert sum(process.is_alive for process in processes) >= 1
 
 
 def test_a_worker_that_is_absent_at_the_start_joins_later(tmp_path):

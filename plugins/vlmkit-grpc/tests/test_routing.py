@@ -7,13 +7,11 @@ import PIL.Image
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.errors import RequestError
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
 from vlmkit_grpc.fleet.prompt_keys import PIECE_CHARS, Segment, segments
-from vlmkit_grpc.fleet.quarantine import QUARANTINE_S, Quarantine
 from vlmkit_grpc.fleet.routing import MAX_LOAD, Candidate, choose
 
 TOKENS = st.integers(0, 100_000)
@@ -204,22 +202,3 @@ def test_sizes_are_learned_from_the_demands_of_workers():
     found = dict(zip(parts, sizes.of(parts), strict=True))
     assert [n for part, n in found.items() if part.image] == [77]
     assert sum(n for part, n in found.items() if not part.image) == pytest.approx(400, rel=0.1)
-
-
-# Requests that end workers.
-
-
-def test_a_request_is_refused_after_the_second_death_for_an_hour():
-    now = [0.0]
-    quarantine = Quarantine(lambda: now[0])
-    quarantine.note(b"a")
-    quarantine.check(b"a")
-    quarantine.note(b"a")
-    quarantine.check(b"b")
-    with pytest.raises(RequestError, match="2 workers ended") as found:
-        quarantine.check(b"a")
-    assert found.value.code == "request_ends_workers"
-    now[0] = QUARANTINE_S + 1
-    quarantine.check(b"a")
-    quarantine.note(b"a")
-    quarantine.check(b"a")

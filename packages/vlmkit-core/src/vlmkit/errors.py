@@ -12,7 +12,8 @@ VlmkitError
 │   ├── MediaError         an image, sound or other file is refused
 │   │   └── ImageError     an image is refused: its format, size, address or content
 │   ├── ConstraintError    a constraint is invalid or cannot be enforced
-│   └── QueueFull          too many requests are waiting; try again later
+│   ├── QueueFull          too many requests are waiting; try again later
+│   └── RequestQuarantined the model crashed repeatedly while it answered this request
 └── EngineError            a component failed while it ran this request
     ├── EngineFailed       the engine failed for good and answers no further request
     ├── OutOfMemory        too little memory for this request now; try again later
@@ -185,6 +186,18 @@ class QueueFull(RequestError):  # noqa: N818
 
     code = "queue_full"
     retry_after_s: int | None = None
+
+
+class RequestQuarantined(RequestError):  # noqa: N818
+    """The process of the model crashed repeatedly while it answered this request."""
+
+    code = "request_quarantined"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model crashed repeatedly while it answered this request",
+            hint="change the request; this one is refused for an hour",
+        )
 
 
 class EngineError(VlmkitError):

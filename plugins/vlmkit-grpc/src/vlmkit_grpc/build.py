@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Sequence as Seq
+from functools import partial
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.faults.quarantine import Quarantine
 from vlmkit.running.remote_runner.messages import Started
 from vlmkit.running.remote_runner.runner import RemoteRunner
 from vlmkit_grpc.addresses import worker_reference
@@ -41,9 +43,10 @@ def _connected(peers: Seq[GrpcPeer], context: BuildContext) -> list[RemoteRunner
     runners: dict[GrpcPeer, RemoteRunner] = {}
     known: Started | None = None
     errors: list[EngineError] = []
+    connect = partial(RemoteRunner, on_stage=context.on_stage, quarantine=Quarantine())
     for peer in peers:
         try:
-            runners[peer] = RemoteRunner(peer, _observers(context), context.on_stage)
+            runners[peer] = connect(peer, _observers(context))
         except EngineError as error:
             errors.append(error)
             continue
@@ -55,7 +58,7 @@ def _connected(peers: Seq[GrpcPeer], context: BuildContext) -> list[RemoteRunner
     for peer in peers:
         if peer is not first:
             peer.expected, peer.expected_facts = first.expected, known.facts
-            runners[peer] = RemoteRunner(peer, _observers(context), context.on_stage, known)
+            runners[peer] = connect(peer, _observers(context), known=known)
     return [runners[peer] for peer in peers]
 
 

@@ -23,8 +23,8 @@ ERRORS: Mapping[str, type[VlmkitError]] = {
     for name in (
         *("VlmkitError", "ConfigError", "PluginError", "UnknownPlugin", "PluginUnavailable"),
         *("CheckpointError", "WireError", "RequestError", "PromptTooLong", "MediaError"),
-        *("ImageError", "ConstraintError", "QueueFull", "EngineError", "EngineFailed"),
-        *("OutOfMemory", "PromptNotMade", "RequestCancelled"),
+        *("ImageError", "ConstraintError", "QueueFull", "RequestQuarantined", "EngineError"),
+        *("EngineFailed", "OutOfMemory", "PromptNotMade", "RequestCancelled"),
     )
 }
 """The classes of errors that are sent; one of another class is sent as its nearest base."""

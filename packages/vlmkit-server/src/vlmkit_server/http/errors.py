@@ -23,6 +23,7 @@ from vlmkit.errors import (
     PromptNotMade,
     QueueFull,
     RequestError,
+    RequestQuarantined,
     VlmkitError,
 )
 from vlmkit.kit.traces import trace_of
@@ -166,6 +167,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     HostRefused: _Status(421, "invalid_request_error"),
     QueueFull: _Status(429, "rate_limit_error", RETRY_AFTER_S),
     RateLimited: _Status(429, "rate_limit_error"),
+    RequestQuarantined: _Status(422, "invalid_request_error"),
     RequestError: _Status(400, "invalid_request_error"),
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),

@@ -1,13 +1,10 @@
 """The runner of several workers: routes requests, and starts them again where a worker goes."""
 
 import asyncio
-import hashlib
 import logging
 import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-
-import msgspec
 
 from vlmkit.errors import EngineError, EngineFailed, QueueFull
 from vlmkit.interfaces.runner import Admit, AnswerStream
@@ -17,7 +14,6 @@ from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
 from vlmkit_grpc.fleet.prompt_keys import LARGE_BYTES, Segment, num_content_bytes, segments
-from vlmkit_grpc.fleet.quarantine import Quarantine
 from vlmkit_grpc.fleet.routing import Candidate, choose
 from vlmkit_grpc.fleet.stream import FleetStream
 from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
@@ -41,7 +37,6 @@ class _Route:
         parts: the parts of its prompt.
         sizes: the number of tokens of each part.
         affinity: decides where nothing is known of any worker.
-        fingerprint: equal for equal requests.
         tried: the places of the workers that it was sent to.
         waiting_tokens: what it adds to the queue of its worker before its first token.
     """
@@ -51,7 +46,6 @@ class _Route:
     parts: Seq[Segment]
     sizes: Seq[int]
     affinity: bytes
-    fingerprint: bytes
     tried: list[int] = field(default_factory=list)
     waiting_tokens: int = 0
 
@@ -103,7 +97,6 @@ class FleetRunner(Replicas):
         super().__init__(runners)
         self._workers = [_Worker(*each) for each in zip(runners, peers, strict=True)]
         self._token_sizes = TokenSizes()
-        self._quarantine = Quarantine()
         self._routing = threading.Lock()
 
     def submit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
@@ -162,26 +155,20 @@ class FleetRunner(Replicas):
 
     def _route(self, request: Request, admit: Admit | None) -> _Route:
         parts = segments(request)
-        last = parts[-1].key if parts else b""
-        params = msgspec.msgpack.encode(request.params or self.facts.defaults, enc_hook=repr)
-        fingerprint = hashlib.blake2b(last + params, digest_size=16).digest()
         return _Route(
             request,
             admitted_once(admit),
             parts,
             self._token_sizes.of(parts),
             _affinity(request, parts),
-            fingerprint,
         )
 
     def _choose(self, route: _Route) -> int:
         """Return the place of the best worker that has not had the request, and enqueue it there.
 
         Raises:
-            RequestError: two workers went with the request.
             EngineError: no worker can be reached.
         """
-        self._quarantine.check(route.fingerprint)
         with self._routing:
             ready = self.ready()
             places = [place for place in ready if place not in route.tried] or ready
@@ -251,10 +238,10 @@ class FleetRunner(Replicas):
             VlmkitError: the error, if no other worker may.
         """
         self._leave(route, place)
-        if isinstance(error, WorkerLostError | EngineFailed):
-            self._quarantine.note(route.fingerprint)
         others = [each for each in self.ready() if each not in route.tried]
         if is_read or not others or len(route.tried) >= MAX_WORKERS or self._is_closed:
+            if isinstance(error, EngineFailed) and self.is_ready:  # the fleet has not failed
+                raise WorkerLostError(str(error), hint="try again later") from error
             raise error
         log.warning("a request goes to another worker: %s", error)
 

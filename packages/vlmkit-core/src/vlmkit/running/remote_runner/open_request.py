@@ -85,6 +85,11 @@ class OpenRequest:
         connection: to the process that answers it.
         who: the name of the runner in errors.
         settled: is resolved when the request is accepted or has failed before.
+        ticket: of the quarantine.
+
+    Attributes:
+        number, request, ticket: as above.
+        is_aborted: whether its reader has gone.
     """
 
     def __init__(
@@ -95,13 +100,14 @@ class OpenRequest:
         connection: Connection,
         who: str,
         settled: "asyncio.Future[None] | Future[None]",
+        ticket: bytes,
     ) -> None:
-        self.number = number
+        self.number, self.request, self.ticket = number, request, ticket
+        self.is_aborted = False
         self._admit = admit
         self._settled: asyncio.Future[None] | Future[None] | None = settled
         self._outcome: Stream | BaseException | None = None
         self._is_given_up = False
-        self._request = request
         self._connection = connection
         self._who = who
         self._refusal: BaseException | None = None
@@ -144,6 +150,7 @@ class OpenRequest:
 
     def abort(self, _: object = None) -> None:
         """Have the process abort the request."""
+        self.is_aborted = True
         self._connection.send(Abort(self.number))
 
     def resume(self) -> None:
@@ -175,7 +182,7 @@ class OpenRequest:
         wakeups: Wakeups,
     ) -> None:
         """Create the stream of an accepted request."""
-        request = self._request
+        request = self.request
         params = request.params or facts.defaults
         if params.n != message.num_choices:
             params = msgspec.structs.replace(params, n=message.num_choices)

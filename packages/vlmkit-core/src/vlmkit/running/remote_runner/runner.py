@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from copy import copy
@@ -24,6 +24,7 @@ from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Admit, AnswerStream
 from vlmkit.running.engine_loop.stream import Wakeups
 from vlmkit.running.faults.engine_errors import closing_error
+from vlmkit.running.faults.quarantine import Quarantine
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.remote_runner.connection import Connection, Peer
 from vlmkit.running.remote_runner.messages import (
@@ -75,6 +76,8 @@ class RemoteRunner:
             when the runner connects again.
         known: what the process is expected to state. If it cannot be reached now, the runner starts
             without a connection, and makes one later.
+        quarantine: refuses requests with which the process went repeatedly; None for one of its
+            own.
 
     Raises:
         VlmkitError: the process cannot build the model, or cannot be reached and is not known.
@@ -86,8 +89,11 @@ class RemoteRunner:
         observers: Mapping[str, Observer],
         on_stage: Callable[[str], None] = _ignore,
         known: Started | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._peer = peer
+        self._quarantine = quarantine or Quarantine()
+        self._is_crash_noted = False
         self._who = peer.who
         self._observers = ObserverDispatch(observers) if observers else None
         self._has_cache_events = False
@@ -131,7 +137,8 @@ class RemoteRunner:
         """Start a request and return the stream of its answer; waits until it is accepted.
 
         Raises:
-            RequestError: the request is invalid, too long or cannot be sent, or the queue is full.
+            RequestError: the request is invalid, too long, in quarantine or cannot be sent, or the
+                queue is full.
             EngineError: the process cannot be reached now, or failed for good.
         """
         settled: Future[None] = Future()
@@ -147,7 +154,8 @@ class RemoteRunner:
         """Start a request without blocking the event loop; return when it is accepted.
 
         Raises:
-            RequestError: the request is invalid, too long or cannot be sent, or the queue is full.
+            RequestError: the request is invalid, too long, in quarantine or cannot be sent, or the
+                queue is full.
             EngineError: the process cannot be reached now, or failed for good.
         """
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,19 +175,24 @@ class RemoteRunner:
     ) -> OpenRequest:
         if not request.id:
             request = replace(request, id=f"req-{secrets.token_hex(8)}")
-        with self._lock:
-            connection = self._present()
-            if self._is_draining:
-                raise closing_error()
-            number = next(self._numbers)
-            opened = OpenRequest(number, request, admit, connection, self._who, settled)
-            self._requests[opened.number] = opened
+        ticket = self._quarantine.enter(request)
         try:
-            connection.send(Submit(opened.number, request, admit is not None))
-        except NotSerializable as error:
             with self._lock:
-                self._requests.pop(opened.number, None)
-            raise self._not_sent(str(error)) from None
+                connection = self._present()
+                if self._is_draining:
+                    raise closing_error()
+                number = next(self._numbers)
+                opened = OpenRequest(number, request, admit, connection, self._who, settled, ticket)
+                self._requests[opened.number] = opened
+            try:
+                connection.send(Submit(opened.number, request, admit is not None))
+            except NotSerializable as error:
+                with self._lock:
+                    self._requests.pop(opened.number, None)
+                raise self._not_sent(str(error)) from None
+        except VlmkitError:
+            self._quarantine.leave(ticket, is_answered=False)
+            raise
         return opened
 
     def _not_sent(self, what: str) -> RequestError:
@@ -372,6 +385,7 @@ class RemoteRunner:
             connection.close()
             return
         self._started_s = time.monotonic()
+        self._is_crash_noted = False
         wakeups = Wakeups()
         connection.run(
             lambda message: self._receive(message, wakeups),
@@ -424,13 +438,18 @@ class RemoteRunner:
             opened.accept(entry, self.facts, self._observers, wakeups)
         elif opened.add(entry, wakeups):
             self._requests.pop(entry.number, None)
+            self._quarantine.leave(opened.ticket, is_answered=not opened.is_aborted)
 
     def _refused(self, message: Refused | Malformed, wakeups: Wakeups) -> None:
         if isinstance(message, Malformed):
             message = Refused(message.number, self._not_sent("a value of a wrong type"))
         if isinstance(message.error, QueueFull):
             self._state = replace(self._state, is_full=True)
+        if isinstance(message.error, EngineFailed):
+            self._note_crash(self._requests.values())
         if (opened := self._requests.pop(message.number, None)) is not None:
+            is_answered = isinstance(message.error, RequestError)
+            self._quarantine.leave(opened.ticket, is_answered=is_answered)
             opened.fail(message.error, wakeups, message)
         if (answer := self._calls.pop(message.number, None)) is not None:
             _fail(answer, message.error)
@@ -466,6 +485,8 @@ class RemoteRunner:
             self._uncounted = {}
             is_closing = self._closing.is_set()
         error = closing_error() if is_closing else self._peer.lost(reason)
+        if not is_closing:
+            self._note_crash(requests.values())
         for opened in requests.values():
             opened.fail(copy(error), wakeups)
         for answer in calls.values():
@@ -475,6 +496,12 @@ class RemoteRunner:
             return
         log.error("model %r: %s; a new connection is made", self.facts.name, error)
         self._begin_again(reason)
+
+    def _note_crash(self, requests: Iterable[OpenRequest]) -> None:
+        """Suspect the requests in progress, once for each connection, before any has its error."""
+        if not self._is_crash_noted:
+            self._is_crash_noted = True
+            self._quarantine.crash([(each.request, each.ticket) for each in list(requests)])
 
     def _begin_again(self, reason: str) -> None:
         """Make a connection in a thread."""
