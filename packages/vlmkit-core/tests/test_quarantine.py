@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import QueueFull, RequestQuarantined
-from vlmkit.running.faults.quarantine import MAX_SUSPECTS, QUARANTINE_S, Quarantine
+from vlmkit.running.remote_runner.quarantine import MAX_SUSPECTS, QUARANTINE_S, Quarantine
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit.types.request import Request

@@ -8,8 +8,8 @@ from vlmkit.errors import EngineError
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.running.faults.quarantine import Quarantine
 from vlmkit.running.remote_runner.messages import Started
+from vlmkit.running.remote_runner.quarantine import Quarantine
 from vlmkit.running.remote_runner.runner import RemoteRunner
 from vlmkit_grpc.addresses import worker_reference
 from vlmkit_grpc.fleet.runner import FleetRunner

@@ -24,7 +24,6 @@ from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Admit, AnswerStream
 from vlmkit.running.engine_loop.stream import Wakeups
 from vlmkit.running.faults.engine_errors import closing_error
-from vlmkit.running.faults.quarantine import Quarantine
 from vlmkit.running.observers.dispatch import ObserverDispatch
 from vlmkit.running.remote_runner.connection import Connection, Peer
 from vlmkit.running.remote_runner.messages import (
@@ -50,6 +49,7 @@ from vlmkit.running.remote_runner.messages import (
     Tokenized,
 )
 from vlmkit.running.remote_runner.open_request import OpenRequest
+from vlmkit.running.remote_runner.quarantine import Quarantine
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.types.runner_stats import RunnerStats
