@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import click
@@ -82,7 +83,7 @@ def test_a_plugins_command_is_listed_with_its_description_and_runs(
 def test_without_plugins_the_help_has_no_section_for_plugin_commands(
     capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: EntryPoints([]))
     assert run(["--help"]) == 0
     assert "Commands of plugins" not in capsys.readouterr().out
 
@@ -158,7 +159,7 @@ def test_every_built_in_command_is_a_reserved_name() -> None:
 def test_a_command_of_a_distribution_that_is_not_installed_says_how_to_install_it(
     name: str, capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: EntryPoints([]))
     owner = COMMAND.reserved[name]
     assert run(name.split()) == 1
     assert capsys.readouterr().err == (
@@ -181,7 +182,7 @@ def test_a_command_of_a_broken_distribution_states_the_cause(
     entry = importlib.metadata.EntryPoint("testing", "no_such_module_here", "vlmkit")
     distribution = importlib.metadata.distribution("vlmkit-testing")
     vars(entry).update(dist=distribution)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: EntryPoints([entry]))
     assert run(["verify"]) == 1
     shown = capsys.readouterr().err
     assert "is a command of vlmkit-testing, which could not be loaded: ModuleNotFound" in shown

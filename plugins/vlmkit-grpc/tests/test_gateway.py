@@ -7,8 +7,8 @@ import threading
 import grpc
 import openai
 import pytest
-from test_fleet import workers
 from test_guide import free_port, is_up
+from test_worker_fleet import workers
 
 from mock_model import script, wait_until
 from vlmkit_grpc.protocol.worker_pb2 import WatchRequest
