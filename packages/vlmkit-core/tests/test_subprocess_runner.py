@@ -171,7 +171,7 @@ def test_a_crash_of_the_engine_fails_its_requests_once_and_the_child_is_restarte
 
 
 def test_a_request_that_crashes_the_child_twice_is_refused_and_those_beside_it_are_answered(model):
-    deadly = script(text="abc", crash_at_token=1)
+    deadly = script(text="deadly", crash_at_token=1)
     for number in range(2):
         pid = model.runner.pid
         beside = model.submit(model.request(script(text=f"beside {number}", tokens=4000)))
