@@ -1,6 +1,5 @@
 """A folder with a GGUF file answers as the plain checkpoint; contradictory files are rejected."""
 
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from quantized_checkpoints import (  # noqa: E402
     gguf_folders,
 )
 from quantized_checkpoints.gguf_families import FAMILIES  # noqa: E402
-from quantized_checkpoints.gguf_folders import FILE, Arrays  # noqa: E402
+from quantized_checkpoints.gguf_folders import FILE, Arrays, mutated_headers  # noqa: E402
 from vlmkit_quantized import formats, gguf_names  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
@@ -244,17 +243,9 @@ def test_a_mutated_header_is_rejected_or_has_the_same_weights(
     family: str, source: Source, tmp_path: Path
 ) -> None:
     made = gguf_folders.make(source(family), tmp_path / "original")
-    content = (made.folder / FILE).read_bytes()
-    tensors = gguf.GGUFReader(made.folder / FILE).tensors
-    header = int(min(tensor.data_offset for tensor in tensors))
     original = made.values
     num_rejected = 0
-    for number in range(NUM_MUTATED):
-        dice = random.Random(number)
-        changed = bytearray(content)
-        changed[dice.randrange(header)] ^= 1 << dice.randrange(8)
-        (made.folder / FILE).unlink()
-        (made.folder / FILE).write_bytes(changed)
+    for number in mutated_headers(made.folder / FILE, NUM_MUTATED):
         try:
             checkpoint = Checkpoint("m", made.folder)
             if reason := refusal.engine_cannot_serve(checkpoint):

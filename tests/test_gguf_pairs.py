@@ -1,7 +1,6 @@
 """A model in two GGUF files answers as the plain checkpoint; contradictory files are rejected."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ import transformers  # noqa: E402
 
 from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import folders, gguf_folders, gguf_pairs  # noqa: E402
-from quantized_checkpoints.gguf_folders import FILE, Arrays  # noqa: E402
+from quantized_checkpoints.gguf_folders import FILE, Arrays, mutated_headers  # noqa: E402
 from quantized_checkpoints.gguf_pairs import PAIRS, PROJECTOR  # noqa: E402
 from quantized_checkpoints.published_configs import CONFIGS  # noqa: E402
 from vlmkit_quantized import formats, gguf_models  # noqa: E402
@@ -437,15 +436,8 @@ def test_a_mutated_header_is_rejected_or_has_the_same_weights(
 ) -> None:
     made = gguf_pairs.make(source(family), tmp_path, family, tower="Q8_0")
     file = made.folder / PROJECTOR
-    content = file.read_bytes()
-    header = int(min(tensor.data_offset for tensor in gguf.GGUFReader(file).tensors))
     num_rejected = 0
-    for number in range(NUM_MUTATED):
-        dice = random.Random(number)
-        changed = bytearray(content)
-        changed[dice.randrange(header)] ^= 1 << dice.randrange(8)
-        file.unlink()
-        file.write_bytes(changed)
+    for number in mutated_headers(file, NUM_MUTATED):
         try:
             checkpoint = Checkpoint("m", made.folder)
             if reason := refusal.engine_cannot_serve(checkpoint):

@@ -1,7 +1,6 @@
 """A GGUF file with its vision tower beside it answers as the folder that it was made from."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ import transformers  # noqa: E402
 
 from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import gguf_alone as fields, gguf_pairs  # noqa: E402
-from quantized_checkpoints.gguf_folders import FILE  # noqa: E402
+from quantized_checkpoints.gguf_folders import FILE, mutated_headers  # noqa: E402
 from quantized_checkpoints.gguf_pairs import PAIRS, PROJECTOR  # noqa: E402
 from vlmkit_quantized import formats, gguf_alone, gguf_models, gguf_pair  # noqa: E402
 
@@ -248,15 +247,8 @@ def test_a_mutated_header_is_rejected_or_read_without_another_error(
 ) -> None:
     file, _ = alone(source(family), tmp_path, family)
     tower = file.parent / PROJECTOR
-    content = tower.read_bytes()
-    header = int(min(tensor.data_offset for tensor in gguf.GGUFReader(tower).tensors))
     num_rejected = 0
-    for number in range(NUM_MUTATED):
-        dice = random.Random(number)
-        changed = bytearray(content)
-        changed[dice.randrange(header)] ^= 1 << dice.randrange(8)
-        tower.unlink()
-        tower.write_bytes(changed)
+    for _ in mutated_headers(tower, NUM_MUTATED):
         try:
             found = gguf_alone.derived(Checkpoint("m", file.parent, file=file))
             for weight in formats.weights(found).values():

@@ -1,6 +1,7 @@
 """Folders with one GGUF file, as llama.cpp's converter writes it, with the package ``gguf``."""
 
 import itertools
+import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -209,9 +210,30 @@ def write(
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{architecture}.{name}", value)
     more(writer)
+    finish(writer, arrays)
+
+
+def finish(writer: gguf.GGUFWriter, arrays: Arrays) -> None:
+    """Write the tensors of a file after its fields."""
     for name, (array, type_) in arrays.items():
         writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def mutated_headers(file: Path, num: int) -> Iterator[int]:
+    """Yield numbers; for each, another bit of a file's header is changed.
+
+    The file is replaced and not written over, because an earlier one may be mapped into memory.
+    """
+    content = file.read_bytes()
+    header = int(min(tensor.data_offset for tensor in gguf.GGUFReader(file).tensors))
+    for number in range(num):
+        dice = random.Random(number)
+        changed = bytearray(content)
+        changed[dice.randrange(header)] ^= 1 << dice.randrange(8)
+        file.unlink()
+        file.write_bytes(changed)
+        yield number

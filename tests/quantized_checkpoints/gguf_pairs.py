@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from quantized_checkpoints import folders, gguf_folders
 from quantized_checkpoints.folders import Quantized
-from quantized_checkpoints.gguf_folders import FILE, Arrays
+from quantized_checkpoints.gguf_folders import FILE, Arrays, finish
 
 PROJECTOR = "mmproj-tiny-F16.gguf"
 ARCH = gguf.MODEL_ARCH
@@ -412,9 +412,4 @@ def write(path: Path, fields: Fields, arrays: Arrays) -> None:
             kinds.get(type(value)) or {str: writer.add_string, list: writer.add_array}[type(value)]
         )
         add(name, value)
-    for name, (array, type_) in arrays.items():
-        writer.add_tensor(name, np.ascontiguousarray(array), raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, arrays)
