@@ -5,21 +5,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vlmkit.settings.bounds import MOST, Seconds
+from vlmkit.settings.bounds import MOST, Seconds, Secret
 from vlmkit.settings.paths import InputFile
 
 PORT = 50051
 DEFAULT_LISTEN = f"127.0.0.1:{PORT}"
 
-Secret = Annotated[
-    str,
-    Meta(
-        min_length=16,
-        max_length=512,
-        pattern=r"^[!-~]+\Z",
-        description="16 to 512 letters, digits and signs of ASCII, without spaces",
-    ),
-]
 Address = Annotated[str, Meta(min_length=1, max_length=1024)]
 KeepaliveSeconds = Annotated[float, Meta(ge=1.0, le=3600.0)]
 MessageBytes = Annotated[int, Meta(ge=2**20, le=4 * 2**30)]

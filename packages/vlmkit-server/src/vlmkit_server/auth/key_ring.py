@@ -11,9 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from vlmkit.errors import ConfigError
+from vlmkit.settings.bounds import Secret
 from vlmkit_server.auth.key import Key, digest_of
 from vlmkit_server.auth.key_file import read_lines, valid_keys
-from vlmkit_server.settings.server import ApiKey, ServerSettings
+from vlmkit_server.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ def read_single_key(path: Path) -> Key:
             hint="name a file that the server's user can read",
         ) from error
     try:
-        return single_key(msgspec.convert(content.decode("ascii").strip(), ApiKey))
+        return single_key(msgspec.convert(content.decode("ascii").strip(), Secret))
     except ValueError:  # the content is not quoted: it may be a secret
         raise ConfigError(
             f"server.api_key_file {str(path)!r} must hold one key and nothing else: 16 to 512 "

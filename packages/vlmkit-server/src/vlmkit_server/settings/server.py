@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlmkit.settings.bounds import MOST, Count, Positive, Seconds
+from vlmkit.settings.bounds import MOST, Count, Positive, Seconds, Secret
 from vlmkit.settings.paths import DataPath, InputFile, OutputFile
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.limits import LimitsSettings
@@ -23,16 +23,6 @@ Origin = Annotated[
         description="a scheme, '://' and a host in small letters, with a port if it has one, and "
         "nothing after these",
         examples=["https://app.example.com"],
-    ),
-]
-
-ApiKey = Annotated[
-    str,
-    Meta(
-        min_length=16,
-        max_length=512,
-        pattern=r"^[!-~]+\Z",
-        description="16 to 512 letters, digits and signs of ASCII, without spaces",
     ),
 ]
 
@@ -193,7 +183,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_host: str = ""
     health_metrics: bool = False
     keys_file: InputFile = ""
-    api_key: ApiKey | None = None
+    api_key: Secret | None = None
     api_key_file: InputFile = ""
     allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
