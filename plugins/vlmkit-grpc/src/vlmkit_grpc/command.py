@@ -12,8 +12,8 @@ from vlmkit.cli.model_command import CommandModel, WorkerProcesses, configured, 
 from vlmkit.errors import EngineFailed
 from vlmkit.interfaces.observer import Observer
 from vlmkit.kit.traces import TraceFormatter
-from vlmkit_grpc.addresses import SCHEME, WorkerAddress, listen_address
-from vlmkit_grpc.credentials import refuse_unguarded, secret_of, server_credentials
+from vlmkit_grpc.addresses import SCHEME, WorkerAddress
+from vlmkit_grpc.credentials import Access, access_of
 from vlmkit_grpc.service import WorkerService
 from vlmkit_grpc.settings import DEFAULT_LISTEN, WorkerSettings
 
@@ -45,17 +45,14 @@ def worker(
     options = stated(**{"worker.listen": listen})
     chosen = CommandModel(model, config_file, assignments, options)
     settings = chosen.table("worker", WorkerSettings)
-    address = listen_address(settings.listen)
-    refuse_unguarded(settings, address)  # before the model is loaded
-    secret_of(settings, "worker")
-    server_credentials(settings)
+    access = access_of(settings)  # before the model is loaded
     with _shown_log(is_debugging=context.obj.debug):
-        is_wanted = _run(chosen, settings, address)
+        is_wanted = _run(chosen, settings, access)
     if not is_wanted:
         raise EngineFailed("the engine of the model failed", hint="see the log above")
 
 
-def _run(chosen: CommandModel, settings: WorkerSettings, address: WorkerAddress) -> bool:
+def _run(chosen: CommandModel, settings: WorkerSettings, access: Access) -> bool:
     """Load the model and serve it; return whether the end was wanted."""
     from vlmkit_grpc.watch import OBSERVER, CacheObserver, LoadObserver
     from vlmkit_grpc.worker import Worker
@@ -65,9 +62,9 @@ def _run(chosen: CommandModel, settings: WorkerSettings, address: WorkerAddress)
     cache = CacheObserver() if settings.cache_events else None
     if cache is not None:
         observers["cache"] = lambda: cache
-    runner = chosen.build(observers, _processes(settings, address))
+    runner = chosen.build(observers, _processes(settings, access.address))
     try:
-        return asyncio.run(Worker(runner, digest, settings, cache).serve(_show))
+        return asyncio.run(Worker(runner, digest, settings, access, cache).serve(_show))
     finally:
         runner.close()
 

@@ -4,14 +4,15 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import msgspec
 
 from vlmkit.errors import ConfigError
-from vlmkit_grpc.addresses import WorkerAddress
-from vlmkit_grpc.settings import GrpcSettings, Secret, WorkerSettings
+from vlmkit.settings.bounds import Secret
+from vlmkit_grpc.addresses import WorkerAddress, listen_address
+from vlmkit_grpc.settings import GrpcSettings, WorkerSettings
 
 METADATA_KEY = "authorization"
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -75,7 +76,33 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
 
-def refuse_unguarded(settings: WorkerSettings, address: WorkerAddress) -> None:
+class Access(NamedTuple):
+    """Where a worker listens, and what gateways must prove.
+
+    Attributes:
+        address: of the port.
+        secret: that gateways must send; empty if they need none.
+        credentials: of TLS; None without TLS.
+    """
+
+    address: WorkerAddress
+    secret: str
+    credentials: grpc.ServerCredentials | None
+
+
+def access_of(settings: WorkerSettings) -> Access:
+    """Return the access to a worker.
+
+    Raises:
+        ConfigError: a setting or a file cannot be used, or other machines reach the address and
+            need neither a secret nor a certificate.
+    """
+    address = listen_address(settings.listen)
+    _refuse_unguarded(settings, address)
+    return Access(address, secret_of(settings, "worker"), _server_credentials(settings))
+
+
+def _refuse_unguarded(settings: WorkerSettings, address: WorkerAddress) -> None:
     """Refuse to answer other machines that prove nothing.
 
     Raises:
@@ -91,7 +118,7 @@ def refuse_unguarded(settings: WorkerSettings, address: WorkerAddress) -> None:
     )
 
 
-def server_credentials(settings: WorkerSettings) -> grpc.ServerCredentials | None:
+def _server_credentials(settings: WorkerSettings) -> grpc.ServerCredentials | None:
     """Return the TLS credentials of a worker; None without TLS.
 
     Raises:

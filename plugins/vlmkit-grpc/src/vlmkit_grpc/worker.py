@@ -12,9 +12,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from vlmkit.errors import ConfigError
 from vlmkit.interfaces.runner import Runner
-from vlmkit_grpc.addresses import listen_address
 from vlmkit_grpc.channel_options import server_options
-from vlmkit_grpc.credentials import SecretCheck, refuse_unguarded, secret_of, server_credentials
+from vlmkit_grpc.credentials import Access, SecretCheck
 from vlmkit_grpc.protocol.worker_pb2_grpc import add_WorkerServicer_to_server
 from vlmkit_grpc.service import WorkerService
 from vlmkit_grpc.settings import WorkerSettings
@@ -34,7 +33,8 @@ class Worker:
     Args:
         runner: answers the requests; closed by the caller.
         model_digest: of the files of its model, in hex; empty if it has none.
-        settings: the address and the limits.
+        settings: the limits.
+        access: the address, and what gateways must prove.
         cache: collects the changes of the prefix cache; None if no gateway may watch them.
 
     Attributes:
@@ -46,15 +46,13 @@ class Worker:
         runner: Runner,
         model_digest: str,
         settings: WorkerSettings,
+        access: Access,
         cache: CacheObserver | None = None,
     ) -> None:
         self._runner = runner
         self._cache = cache
         self._settings = settings
-        self._listen = listen_address(settings.listen)
-        refuse_unguarded(settings, self._listen)
-        self._secret = secret_of(settings, "worker")
-        self._credentials = server_credentials(settings)
+        self._access = access
         self._model_digest = model_digest
         self.address = ""
 
@@ -93,21 +91,21 @@ class Worker:
 
     def _server(self, service: WorkerService) -> grpc.aio.Server:
         """Return a server with all services and an open port."""
-        settings = self._settings
+        settings, (address, secret, credentials) = self._settings, self._access
         server = grpc.aio.server(
-            interceptors=[SecretCheck(self._secret)] if self._secret else [],
+            interceptors=[SecretCheck(secret)] if secret else [],
             options=server_options(settings.keepalive_s, settings.max_streams),
             maximum_concurrent_rpcs=settings.max_streams,
         )
         add_WorkerServicer_to_server(service, server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        target = self._listen.target
+        target = address.target
         try:
-            if self._credentials is None:
+            if credentials is None:
                 port = server.add_insecure_port(target)
             else:
-                port = server.add_secure_port(target, self._credentials)
+                port = server.add_secure_port(target, credentials)
         except RuntimeError:
             raise ConfigError(
                 f"the worker cannot listen on {target!r}",
