@@ -47,7 +47,7 @@ def metadata_of(secret: str) -> Metadata:
 
 
 class SecretCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the secret, except health checks, which tell nothing else.
+    """Refuses calls without the secret, except health checks, which state nothing else.
 
     Args:
         secret: what gateways must send.

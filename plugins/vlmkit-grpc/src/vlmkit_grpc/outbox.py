@@ -58,7 +58,7 @@ class Outbox:
         self._has_parts.set()
 
     def drop(self) -> None:
-        """Forget what is unsent: the gateway is gone, and nothing waits for it."""
+        """Drop what is unsent: the gateway has disconnected, and nothing waits for it."""
         with self._lock:
             self._parts.clear()
             self._num_bytes = 0

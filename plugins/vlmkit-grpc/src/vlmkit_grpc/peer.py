@@ -24,7 +24,7 @@ STABLE_S = 10.0  # a connection that lasts so long is followed by a short pause
 
 
 class WorkerLostError(EngineError):
-    """A worker went while it worked for a request, or is not connected."""
+    """A worker was lost while it worked for a request, or is not connected."""
 
 
 class GrpcPeer:

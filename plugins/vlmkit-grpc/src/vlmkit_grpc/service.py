@@ -81,7 +81,7 @@ class WorkerService(WorkerServicer):
         return len(self._servers)
 
     def note_drain(self) -> None:
-        """Tell watchers that the worker drains."""
+        """Report to watchers that the worker drains."""
         self._is_draining = True
 
     def end(self) -> None:
@@ -193,7 +193,7 @@ def _status_of(task: "asyncio.Task[None]") -> tuple[grpc.StatusCode, str] | None
         return grpc.StatusCode.INVALID_ARGUMENT, str(error)
     if isinstance(error, TimeoutError):
         return _STALLED
-    log.debug("a gateway is gone:\n%s", trace_of(error))
+    log.debug("a gateway has disconnected:\n%s", trace_of(error))
     return None
 
 

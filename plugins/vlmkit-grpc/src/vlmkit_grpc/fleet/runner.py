@@ -1,4 +1,4 @@
-"""The runner of several workers: routes requests, and starts them again where a worker goes."""
+"""The runner of several workers: routes requests, and starts them again if a worker is lost."""
 
 import asyncio
 import logging
@@ -85,8 +85,8 @@ class FleetRunner(Replicas):
     """Answers requests with several workers of one model.
 
     A request goes to the worker that saves most of its prompt, or has least to do; see
-    :mod:`vlmkit_grpc.fleet.routing`. If the worker goes before the first token, another one answers
-    with the same seed. A request with which two workers went is refused.
+    :mod:`vlmkit_grpc.fleet.routing`. If the worker is lost before the first token, another one
+    answers with the same seed. A request with which two workers were lost is refused.
 
     Args:
         runners: the workers.
@@ -108,7 +108,7 @@ class FleetRunner(Replicas):
 
         Raises:
             RequestError: the request is invalid or too long, the queues are full, or two workers
-                went with it.
+                were lost with it.
             EngineError: no worker can answer.
         """
         route = self._route(request, admit)
@@ -124,7 +124,7 @@ class FleetRunner(Replicas):
 
         Raises:
             RequestError: the request is invalid or too long, the queues are full, or two workers
-                went with it.
+                were lost with it.
             EngineError: no worker can answer.
         """
         if num_content_bytes(request) > LARGE_BYTES:
@@ -213,7 +213,7 @@ class FleetRunner(Replicas):
                 return place, stream
 
     def _stream(self, route: _Route, place: int, stream: AnswerStream) -> AnswerStream:
-        """Return the stream for the reader, which lasts when the worker goes."""
+        """Return the stream for the reader, which outlasts the worker."""
 
         def start_again(error: EngineError, *, is_read: bool) -> AnswerStream:
             nonlocal place

@@ -1,4 +1,4 @@
-"""The stream of an answer of a fleet: another worker answers if one goes before the first token."""
+"""The stream of a fleet: another worker answers if one is lost before the first token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence as Seq
@@ -140,7 +140,7 @@ class FleetStream:
         self._stream.abort()
 
     async def _answered(self, read: Callable[[AnswerStream], Awaitable[T]]) -> T:
-        """Read the stream, and that of another worker if one goes."""
+        """Read the stream, and that of another worker if one is lost."""
         while True:
             try:
                 return await read(self._stream)

@@ -76,7 +76,7 @@ class RemoteRunner:
             when the runner connects again.
         known: what the process is expected to state. If it cannot be reached now, the runner starts
             without a connection, and makes one later.
-        quarantine: refuses requests with which the process went repeatedly; None for one of its
+        quarantine: refuses requests with which the process ended repeatedly; None for one of its
             own.
 
     Raises:
