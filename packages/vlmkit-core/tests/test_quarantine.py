@@ -115,6 +115,20 @@ def test_the_quarantine_ends_after_an_hour() -> None:
     assert quarantine.enter(text("bad")) == b""
 
 
+def test_the_quarantine_ends_although_a_copy_was_in_progress_when_it_began() -> None:
+    clock = Clock()
+    quarantine = Quarantine(clock)
+    crash(quarantine, text("bad"))
+    copy = quarantine.enter(text("bad"))
+    crash(quarantine, text("bad"))
+    quarantine.leave(copy, is_answered=True)
+    with pytest.raises(RequestQuarantined):
+        quarantine.enter(text("bad"))
+
+    clock.now_s = QUARANTINE_S + 1
+    assert quarantine.enter(text("bad")) == b""
+
+
 def test_the_number_of_suspects_is_bounded_and_the_latest_are_kept() -> None:
     quarantine = Quarantine()
     crash(quarantine, *(text(str(number)) for number in range(MAX_SUSPECTS + 10)))

@@ -96,10 +96,10 @@ class Quarantine:
             return
         with self._lock:
             suspect = self._suspects.get(ticket)
-            if suspect is None or suspect.is_refused:
+            if suspect is None:
                 return
             suspect.num_open = max(0, suspect.num_open - 1)
-            if is_answered:
+            if is_answered and not suspect.is_refused:
                 del self._suspects[ticket]
 
     def crash(self, requests: Iterable[tuple[Request, bytes]]) -> None:
