@@ -90,9 +90,9 @@ class EventStream:
             (b"", b"") if has_topic else (b"",),
         )
         self._waking = threading.Lock()
-        self._bell, self._woken = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self._woken.bind(f"inproc://{id(self)}")
-        self._bell.connect(f"inproc://{id(self)}")
+        self._wake_sender, self._wake_receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        self._wake_receiver.bind(f"inproc://{id(self)}")
+        self._wake_sender.connect(f"inproc://{id(self)}")
         self._thread = threading.Thread(
             target=self._run, name=f"vlmkit-kv-events-{address.rank}", daemon=True
         )
@@ -121,7 +121,7 @@ class EventStream:
         with contextlib.suppress(EngineError):
             self._put(None)
         self._thread.join()
-        self._bell.close(0)
+        self._wake_sender.close(0)
 
     def _put(self, item: tuple[CacheChange, float] | None) -> None:
         while self._thread.is_alive():
@@ -130,7 +130,7 @@ class EventStream:
             except queue.Full:
                 continue
             with self._waking, contextlib.suppress(zmq.Again):  # it is woken anyway
-                self._bell.send(b"", zmq.DONTWAIT)
+                self._wake_sender.send(b"", zmq.DONTWAIT)
             return
         raise EngineError("the publisher of cache events has failed or is closed")
 
@@ -143,16 +143,16 @@ class EventStream:
             log.exception("the publisher of cache events failed")
         for each in (self._events, self._requests):
             each.close(LINGER_MS)
-        self._woken.close(0)
+        self._wake_receiver.close(0)
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for each in (self._woken, self._events, self._requests):
+        for each in (self._wake_receiver, self._events, self._requests):
             poller.register(each, zmq.POLLIN)
         is_open = True
         while is_open:
             poller.poll(RETRY_MS if self._replayer.is_busy else None)
-            _discard(self._woken)
+            _discard(self._wake_receiver)
             _discard(self._events)  # subscriptions, which would pile up
             is_open = self._publish_waiting()
             self._replayer.read()
