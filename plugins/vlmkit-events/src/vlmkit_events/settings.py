@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
+from vlmkit.settings.bounds import Positive
 
 
 class ModelEndpoints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +51,6 @@ class KvEventsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     encoding: Literal["map", "array"] = "map"
     block_hashes: Literal["int", "bytes"] = "int"
     publishes_scopes: bool = False
-    max_unsent_batches: Positive = 1000
+    max_unsent_batches: Annotated[int, Meta(ge=1, le=2**24)] = 1000
     replay_batches: Positive = 10_000
     replay_bytes: Positive = 64 * 2**20
