@@ -13,6 +13,7 @@ other: beside other tests on two cores, a server took 22 s for what takes 2 s wi
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what a system cannot do."""
     if sys.platform == "win32" and item.get_closest_marker("posix"):
         pytest.skip("Windows has no such signals, terminals or links")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """Yield an empty folder for socket files, whose paths have at most about 100 bytes.
+
+    The paths of ``tmp_path`` grow with the names of tests and of the folder of the project.
+    """
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -350,21 +350,21 @@ def test_an_address_in_use_is_an_error_that_names_it():
 
 
 @pytest.mark.posix
-def test_a_local_socket_is_for_its_user_alone_and_replaces_no_file(tmp_path: Path):
-    own = {f"{each}endpoint": f"ipc://{tmp_path}/{each}events" for each in ("", "replay_")}
+def test_a_local_socket_is_for_its_user_alone_and_replaces_no_file(socket_folder: Path):
+    own = {f"{each}endpoint": f"ipc://{socket_folder}/{each}events" for each in ("", "replay_")}
     with publishing(**own), subscribers() as connect:
         reader = connect(*own.values())
         reader.recover()
         assert reader.last == 0
         for name in ("events", "replay_events"):
-            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    (tmp_path / "other").write_text("x")
-    other = {**own, "endpoint": f"ipc://{tmp_path}/other"}
+            assert stat.S_IMODE((socket_folder / name).stat().st_mode) == 0o600
+    (socket_folder / "other").write_text("x")
+    other = {**own, "endpoint": f"ipc://{socket_folder}/other"}
     monitor = KvEventsMonitor(KvEventsSettings(**other))
     with pytest.raises(ConfigError, match="exists and is no socket"):
         monitor.observer("m")
     monitor.close()
-    assert (tmp_path / "other").read_text() == "x"
+    assert (socket_folder / "other").read_text() == "x"
 
 
 class TestKvEventsMonitor(MonitorContract):

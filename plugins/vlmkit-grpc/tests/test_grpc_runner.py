@@ -203,8 +203,8 @@ def endless(model):
 
 
 @pytest.mark.parametrize("phase", ["idle", "waiting", "running", "unread", "deciding"])
-def test_a_killed_worker_fails_its_requests_by_name_and_may_return(phase, tmp_path):
-    listen = f"unix:{tmp_path}/w.sock"
+def test_a_killed_worker_fails_its_requests_by_name_and_may_return(phase, socket_folder):
+    listen = f"unix:{socket_folder}/w.sock"
     with worker(listen=listen) as first, load(first) as model:
         streams = []
         if phase == "running":
@@ -234,9 +234,9 @@ def test_a_killed_worker_fails_its_requests_by_name_and_may_return(phase, tmp_pa
             assert model.generate("hello").text == "hello"
 
 
-def test_kills_at_any_moment_end_every_request_exactly_once(tmp_path):
+def test_kills_at_any_moment_end_every_request_exactly_once(socket_folder):
     """Requests go on while workers are killed; then all accounting is back at zero."""
-    listen = f"unix:{tmp_path}/w.sock"
+    listen = f"unix:{socket_folder}/w.sock"
     chance = random.Random(5)
     is_over = threading.Event()
     ends: list[str] = []
@@ -340,9 +340,9 @@ def test_a_worker_with_other_files_than_expected_is_refused_with_both_digests(pr
 
 
 def test_a_worker_that_returns_with_another_vocabulary_is_refused_with_both_digests(
-    tmp_path, caplog
+    socket_folder, caplog
 ):
-    listen = f"unix:{tmp_path}/w.sock"
+    listen = f"unix:{socket_folder}/w.sock"
     with worker(listen=listen) as first, load(first) as model:
         peer = model.runner._peer
         expected = peer.expected.vocabulary_digest

@@ -263,6 +263,14 @@ def test_what_is_no_address_is_refused(text):
         listen_address(text)
 
 
+@pytest.mark.parametrize("parse", [listen_address, worker_reference])
+def test_a_path_that_is_too_long_for_a_socket_file_is_refused(parse):
+    scheme = "unix:" if parse is listen_address else "grpc://"
+    assert parse(f"{scheme}/{'x' * 102}")
+    with pytest.raises(ConfigError, match="path has over 103 bytes"):
+        parse(f"{scheme}/{'é' * 52}")
+
+
 def test_a_reference_names_a_host_or_a_socket_file_and_perhaps_a_model():
     assert worker_reference("grpc://gpu1").addresses[0].target == "gpu1:50051"
     assert worker_reference("grpc://gpu1:7/demo").model == "demo"

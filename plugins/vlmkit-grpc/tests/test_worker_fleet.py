@@ -211,10 +211,10 @@ def test_requests_beside_one_that_ends_its_workers_are_not_refused_afterwards():
             assert model.generate(script(text=f"beside {n}", tokens=40)).text
 
 
-def test_a_worker_that_is_absent_at_the_start_joins_later(tmp_path):
-    listen = f"unix:{tmp_path}/late.sock"
-    with worker(listen=f"unix:{tmp_path}/early.sock") as early:
-        reference = f"grpc://{early.address},{tmp_path}/late.sock"
+def test_a_worker_that_is_absent_at_the_start_joins_later(socket_folder):
+    listen = f"unix:{socket_folder}/late.sock"
+    with worker(listen=f"unix:{socket_folder}/early.sock") as early:
+        reference = f"grpc://{early.address},{socket_folder}/late.sock"
         with vlmkit.load(reference, runner={"use": "grpc", "start_timeout_s": 2.0}) as model:
             assert model.generate("hello").text == "hello"
             assert [each.is_ready for each in model.runner.runners] == [True, False]
@@ -236,10 +236,10 @@ def test_a_fleet_without_any_worker_is_refused():
         )
 
 
-def test_while_all_workers_are_gone_requests_are_refused_and_may_come_again_later(tmp_path):
-    listens = [f"unix:{tmp_path}/{n}.sock" for n in range(2)]
+def test_while_all_workers_are_gone_requests_are_refused_and_may_come_again_later(socket_folder):
+    listens = [f"unix:{socket_folder}/{n}.sock" for n in range(2)]
     processes = [WorkerProcess(listen=listen) for listen in listens]
-    with vlmkit.load(f"grpc:///{tmp_path}/0.sock,{tmp_path}/1.sock") as model:
+    with vlmkit.load(f"grpc:///{socket_folder}/0.sock,{socket_folder}/1.sock") as model:
         for process in processes:
             process.kill()
         wait_until(lambda: not model.runner.is_ready)

@@ -41,7 +41,9 @@ class WorkerProcess:
             self.lines.append(line)
             if found := form.match(line):
                 return found
-        raise AssertionError("".join(self.lines))
+        self._process.stderr.close()
+        code = self._process.wait(60)
+        raise AssertionError(f"the worker ended with {code}: {''.join(self.lines)}")
 
     def _read(self):
         for line in self._process.stderr:

@@ -11,6 +11,8 @@ from vlmkit_grpc.settings import PORT
 SCHEME = "grpc"
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _UNIX = "unix:"
+_REFERENCE = "the reference of the model"
+_MAX_PATH_BYTES = 103  # what the address of a local socket holds on macOS; Linux holds 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,10 @@ def listen_address(text: str) -> WorkerAddress:
     """Return the address that a worker listens on.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none, or a path that is too long for a socket file.
     """
     if text.startswith(_UNIX) and text != _UNIX:
-        return WorkerAddress(text, is_loopback=True)
+        return _socket_file(text.removeprefix(_UNIX), "worker.listen")
     return _network_address(text, "worker.listen")
 
 
@@ -54,7 +56,8 @@ def worker_reference(reference: str) -> WorkerReference:
     """Parse a reference; one without hosts, as ``grpc:///run/worker.sock``, is of socket files.
 
     Raises:
-        ConfigError: it holds no address, or a user, a query or a fragment.
+        ConfigError: it holds no address, a path that is too long for a socket file, or a user, a
+            query or a fragment.
     """
     _, _, location = reference.partition("://")
     if any(each in location for each in "?#@"):
@@ -64,13 +67,22 @@ def worker_reference(reference: str) -> WorkerReference:
         )
     authority, slash, path = location.partition("/")
     if not authority:
-        files = [f"{_UNIX}/{unquote(each).lstrip('/')}" for each in path.split(",")]
-        return WorkerReference(tuple(WorkerAddress(each, is_loopback=True) for each in files), "")
+        paths = [f"/{unquote(each).lstrip('/')}" for each in path.split(",")]
+        return WorkerReference(tuple(_socket_file(each, _REFERENCE) for each in paths), "")
     hosts = authority.split(",")
     if len(set(hosts)) < len(hosts):
-        raise ConfigError("the reference of the model names a worker twice")
-    addresses = [_network_address(each, "the reference of the model") for each in hosts]
+        raise ConfigError(f"{_REFERENCE} names a worker twice")
+    addresses = [_network_address(each, _REFERENCE) for each in hosts]
     return WorkerReference(tuple(addresses), unquote(path) if slash else "")
+
+
+def _socket_file(path: str, what: str) -> WorkerAddress:
+    if len(path.encode()) > _MAX_PATH_BYTES:
+        raise ConfigError(
+            f"{what} names a socket file whose path has over {_MAX_PATH_BYTES} bytes: {path!r}",
+            hint="choose a shorter path, such as /run/worker.sock",
+        )
+    return WorkerAddress(f"{_UNIX}{path}", is_loopback=True)
 
 
 def _network_address(text: str, what: str) -> WorkerAddress:
