@@ -16,13 +16,14 @@ from running_server import Running, running
 
 @pytest.fixture(scope="session", autouse=True)
 def _runner() -> Iterator[None]:
-    """Serve models of tests that name no runner by that of ``TESTS_RUNNER``, also in processes.
+    """Serve models in child processes with ``TESTS_RUNNER=subprocess``, also of server processes.
 
-    A child process that ends counts as a failed engine at once.
+    A child process that ends counts as a failed engine at once. Server processes of tests have no
+    workers with ``TESTS_RUNNER=grpc``.
     """
     with pytest.MonkeyPatch.context() as patched:
-        if name := os.environ.get("TESTS_RUNNER"):
-            patched.setenv("VLMKIT_RUNNER__USE", name)
+        if os.environ.get("TESTS_RUNNER") == "subprocess":
+            patched.setenv("VLMKIT_RUNNER__USE", "subprocess")
             patched.setenv("VLMKIT_RUNNER__MAX_RESTARTS", "0")
         yield
 
@@ -77,12 +78,19 @@ CANNOT_HOLD = {
     ),
 }
 """Why tests cannot hold in front of a child process; every other test must."""
+CANNOT_HOLD_FOR_TWO = {
+    "fills the queue of one process, and two workers have twice the room": (
+        "test_a_request_that_does_not_fit_the_queue_releases_all_its_prompts",
+    ),
+}
+"""Why more tests cannot hold in front of two workers."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip these tests with ``TESTS_RUNNER=subprocess``, which serves mocks in child processes."""
-    if os.environ.get("TESTS_RUNNER") == "subprocess":
-        reasons = {name: reason for reason, names in CANNOT_HOLD.items() for name in names}
+    """Skip these tests with ``TESTS_RUNNER``, which serves mocks in other processes."""
+    if runner := os.environ.get("TESTS_RUNNER"):
+        listed = CANNOT_HOLD | (CANNOT_HOLD_FOR_TWO if runner == "grpc" else {})
+        reasons = {name: reason for reason, names in listed.items() for name in names}
         for item in items:
             if reason := reasons.get(item.name.partition("[")[0]):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -21,6 +21,7 @@ import msgspec
 import openai
 import pytest
 from PIL import Image as PilImage
+from worker_processes import fleet_of_mocks
 
 import vlmkit
 from vlmkit.checkpoints.pooling import Pooling
@@ -59,24 +60,26 @@ def mock_pipeline(
     runner: str | None = None,
     **engine: Any,
 ) -> Any:
-    """Return a pipeline of the mock, or a runner in a child process if ``runner`` names that.
+    """Return a pipeline of the mock, or the runner that ``runner`` names.
 
-    By default, ``TESTS_RUNNER`` names it. A component that only this process has needs a pipeline
-    here.
+    By default, ``TESTS_RUNNER`` names it: ``subprocess`` for a child process, or ``grpc`` for two
+    workers. A component that only this process has needs a pipeline here.
     """
     runner = runner or os.environ.get("TESTS_RUNNER")
     own = (constraint, tokenizer, None if pooling is Pooling else pooling)
-    if runner == "subprocess" and not any(own):
-        return vlmkit.load(
-            "mock",
-            engine={"use": "mock", **engine},
-            media_encoder={"use": "auto" if takes_images else "none"},
-            scheduler={"max_waiting": max_waiting},
-            constraint={"use": "none"},
-            media_loaders={"use": ["image", "tiff"]},
-            pipeline=msgspec.to_builtins(settings or PipelineSettings()),
-            runner={"use": "subprocess", "max_restarts": 0},
-        ).runner
+    if runner is not None and not any(own):
+        sections: dict[str, Any] = {
+            "engine": {"use": "mock", **engine},
+            "media_encoder": {"use": "auto" if takes_images else "none"},
+            "scheduler": {"max_waiting": max_waiting},
+            "constraint": {"use": "none"},
+            "media_loaders": {"use": ["image", "tiff"]},
+            "pipeline": msgspec.to_builtins(settings or PipelineSettings()),
+        }
+        if runner == "grpc":
+            return fleet_of_mocks(sections)
+        own_process = {"use": runner, "max_restarts": 0}
+        return vlmkit.load("mock", **sections, runner=own_process).runner
     return Pipeline(
         tokenizer=tokenizer or MockTokenizer(),
         engine=MockEngine(MockEngineSettings(**engine)),

@@ -11,11 +11,18 @@ from vlmkit.types.image import Image
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit_grpc.fleet.prompt_keys import PIECE_CHARS, Segment, segments
-from vlmkit_grpc.fleet.routing import MAX_LOAD, Candidate, choose
+from vlmkit_grpc.fleet.prompt_keys import PIECE_CHARS, Segment, first_question, segments
+from vlmkit_grpc.fleet.routing import (
+    MAX_LOAD,
+    MIN_HELD_TOKENS,
+    SPARE_REQUESTS,
+    Candidate,
+    choose,
+)
 
 TOKENS = st.integers(0, 100_000)
-CANDIDATES = st.lists(st.tuples(TOKENS, TOKENS, st.booleans()), min_size=1, max_size=8).map(
+ROWS = st.tuples(TOKENS, TOKENS, st.integers(0, 300), st.booleans())
+CANDIDATES = st.lists(ROWS, min_size=1, max_size=8).map(
     lambda rows: [Candidate(f"worker {i}", *row) for i, row in enumerate(rows)]
 )
 AFFINITY = st.binary(max_size=16)
@@ -28,13 +35,23 @@ def test_a_full_worker_is_chosen_only_if_all_are(candidates, affinity, prompt_to
 
 
 @given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
-def test_the_chosen_worker_is_within_the_bound_of_load(candidates, affinity, prompt_tokens):
-    chosen = candidates[choose(candidates, affinity, prompt_tokens).place]
+def test_the_chosen_worker_has_few_more_open_requests_than_the_mean(candidates, affinity, num):
+    chosen = candidates[choose(candidates, affinity, num).place]
     others = [each for each in candidates if each.is_full == chosen.is_full]
-    loads = [each.queue_tokens for each in others]
-    mean = (sum(loads) + prompt_tokens) / len(loads)
-    load = chosen.queue_tokens + max(0, prompt_tokens - chosen.held_tokens)
-    assert load <= max(MAX_LOAD * mean, min(loads) + prompt_tokens)
+    mean = (sum(each.num_open for each in others) + 1) / len(others)
+    assert chosen.num_open + 1 <= MAX_LOAD * mean + SPARE_REQUESTS
+
+
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
+def test_no_worker_that_saves_as_much_has_a_shorter_queue(candidates, affinity, num):
+    """The favourite may: it is the same at gateways that know nothing of the worker's cache."""
+    candidates = [replace(each, num_open=0, is_full=False) for each in candidates]
+    choice = choose(candidates, affinity, num)
+    chosen = candidates[choice.place]
+    favourite = choose([Candidate(each.name) for each in candidates], affinity, num).place
+    for place, other in enumerate(candidates):
+        if min(other.held_tokens, num) >= min(chosen.held_tokens, num) >= MIN_HELD_TOKENS:
+            assert other.queue_tokens >= chosen.queue_tokens or choice.place == favourite != place
 
 
 @given(CANDIDATES, AFFINITY, st.integers(1, 100_000), st.randoms(use_true_random=False))
@@ -49,8 +66,7 @@ def test_a_worker_that_holds_more_or_has_less_to_do_does_not_lose_by_it(candidat
     place = choose(candidates, affinity, num).place
     better = [*candidates]
     better[place] = replace(better[place], held_tokens=better[place].held_tokens + 1)
-    if any(each.held_tokens for each in candidates):
-        assert choose(better, affinity, num).place == place
+    assert choose(better, affinity, num).place == place
 
 
 @given(st.integers(2, 8), st.lists(AFFINITY, min_size=1, max_size=30, unique=True))
@@ -75,16 +91,24 @@ def test_the_choice_names_its_reason():
     idle = Candidate("a")
     assert choose([idle], b"", 10).reason == "affinity"
     assert choose([replace(idle, held_tokens=100), idle], b"", 200).reason == "cached prompt"
-    busy = Candidate("b", held_tokens=500, queue_tokens=1000)
-    found = choose([busy, idle], b"", 600)
-    assert (found.place, found.reason) == (1, "short queue")
-    hot = Candidate("b", held_tokens=5000, queue_tokens=4000)
-    assert choose([hot, idle], b"", 20_000).reason == "cached prompt"
-    assert choose([hot, idle, idle, idle], b"", 20_000).reason == "cached prompt"
     keys = [str(n).encode() for n in range(8)]
-    loaded = [Candidate("a", queue_tokens=1000), Candidate("b")]
-    reasons = {choose(loaded, key, 10).reason for key in keys}
-    assert reasons == {"affinity", "affinity, and bounded load"}
+    queue = [Candidate("a", queue_tokens=2 * 8 * 10), Candidate("b")]
+    assert {choose(queue, key, 10).reason for key in keys} == {"affinity", "short queue"}
+    many = [Candidate("a", num_open=20), Candidate("b")]
+    assert {choose(many, key, 10).reason for key in keys} == {"affinity", "bounded load"}
+
+
+def test_a_conversation_leaves_its_worker_for_a_much_shorter_queue_only():
+    holds, idle = Candidate("a", held_tokens=1000), Candidate("b")
+    keys = [str(n).encode() for n in range(16)]
+    waits = [replace(holds, queue_tokens=7900), idle]
+    favours_it = [
+        key for key in keys if choose([replace(holds, held_tokens=0), idle], key, 1).place == 0
+    ]
+    assert 0 < len(favours_it) < len(keys)
+    for key in keys:
+        assert choose(waits, key, 1000).place == 0 or key not in favours_it
+        assert choose([replace(holds, queue_tokens=16_100), idle], key, 1000).place == 1
 
 
 def test_a_beginning_that_all_conversations_share_does_not_bind_them_to_one_worker():
@@ -119,6 +143,27 @@ def test_turns_of_a_conversation_share_the_keys_of_those_before():
     second = conversation("one", "two", "three", image=picture())
     assert num_common(first, second) == len(segments(first))
     assert num_common(first, conversation("other", image=picture())) < len(segments(first))
+
+
+def test_all_turns_of_a_conversation_have_the_same_first_question():
+    system = Message.of("system", "Answer briefly.")
+    turns = [conversation(*texts) for texts in [("one",), ("one", "two"), ("one", "two", "three")]]
+    for before in ([], [system]):
+        keys = {
+            first_question(segments(replace(turn, messages=[*before, *turn.messages])))
+            for turn in turns
+        }
+        assert len(keys) == 1
+    asked = [conversation(text) for text in ("one", "other")]
+    asked = [replace(each, messages=[system, *each.messages]) for each in asked]
+    assert len({first_question(segments(each)) for each in asked}) == 2
+
+
+def test_a_prompt_without_messages_has_a_first_question_too():
+    text = "abcdefgh" * PIECE_CHARS
+    keys = {first_question(segments(Request(text=each))) for each in (text, text + "x")}
+    assert len(keys) == 1
+    assert first_question(segments(Request(text=""))) == b""
 
 
 def test_long_texts_share_the_keys_of_their_equal_beginnings():

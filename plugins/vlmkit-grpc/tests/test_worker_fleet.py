@@ -25,9 +25,9 @@ def load(processes, **settings):
 
 
 @contextmanager
-def workers(num, *arguments):
+def workers(num, *arguments, model="mock"):
     with ExitStack() as stack:
-        yield [stack.enter_context(worker(*arguments)) for _ in range(num)]
+        yield [stack.enter_context(worker(*arguments, model=model)) for _ in range(num)]
 
 
 class TestFleet(RunnerContract):
@@ -68,7 +68,7 @@ def num_finished(model):
 @pytest.mark.parametrize("num", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_random_requests_have_the_same_answers_as_in_one_process(model, num):
     with vlmkit.load("mock") as here:
-        same_outcomes(model, here, num)
+        same_outcomes(model, here, random_requests(here, num))
     assert all(not each._requests for each in model.runner.runners)
 
 

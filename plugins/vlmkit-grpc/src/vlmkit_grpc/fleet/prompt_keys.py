@@ -6,8 +6,8 @@ estimates, because the tokens of a prompt are known to the worker alone.
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -34,12 +34,14 @@ class Segment:
         num_chars: number of characters of a text.
         num_tokens: number of tokens, where they are known.
         image: the digest of an image or a file together with its scope; empty for a text.
+        role: the role of the message that begins with this part; empty for other parts.
     """
 
     key: bytes
     num_chars: int = 0
     num_tokens: int = 0
     image: bytes = b""
+    role: str = ""
 
 
 def segments(request: Request) -> list[Segment]:
@@ -49,8 +51,21 @@ def segments(request: Request) -> list[Segment]:
     found = []
     for content, segment in _contents(request, scope):
         key = _digest(key, content)
-        found.append(Segment(key, segment.num_chars, segment.num_tokens, segment.image))
+        found.append(replace(segment, key=key))
     return found
+
+
+def first_question(parts: Seq[Segment]) -> bytes:
+    """Return the key of a prompt up to the end of its first message of a user.
+
+    All requests of a conversation share it. That of a prompt without messages is the key of its
+    first part.
+    """
+    ends = [i for i, part in enumerate(parts) if part.role]
+    if not ends:
+        return parts[0].key if parts else b""
+    first = next((n for n, i in enumerate(ends) if parts[i].role == "user"), len(ends) - 1)
+    return parts[ends[first + 1] - 1 if first + 1 < len(ends) else -1].key
 
 
 def num_content_bytes(request: Request) -> int:
@@ -78,7 +93,7 @@ def _contents(request: Request, scope: bytes) -> Iterator[tuple[bytes, Segment]]
 
 
 def _of_message(message: Message, scope: bytes) -> Iterator[tuple[bytes, Segment]]:
-    yield _encode([message.role, message.call_id]), Segment(b"", num_chars=16)
+    yield _encode([message.role, message.call_id]), Segment(b"", num_chars=16, role=message.role)
     for part in message.parts:
         if isinstance(part, ImagePart):
             yield _of_image(part.image, (part.options, part.page), scope)

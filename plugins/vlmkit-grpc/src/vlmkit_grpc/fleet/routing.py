@@ -1,16 +1,23 @@
 """Which worker answers a request: a pure function of what each holds and has to do.
 
-The score of a worker is the number of prompt tokens that it holds, minus the tokens in its queue.
-If none holds anything, rendezvous hashing decides, so that the same conversation meets the same
-worker however many gateways there are. No worker may be far above the mean load.
+A token that a worker would compute again counts as several that wait. So a conversation stays with
+the worker that holds it, unless the queue there is much longer than elsewhere. Rendezvous hashing
+makes one worker the favourite of each conversation, the same at every gateway, whatever the gateway
+knows. No worker may have far more open requests than the mean.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 MAX_LOAD = 1.25
-"""The most load of a worker, as a multiple of the mean (consistent hashing with bounded loads)."""
+"""The most open requests of a worker, as a multiple of the mean (consistent hashing with bounded
+loads), beside :data:`SPARE_REQUESTS`."""
+SPARE_REQUESTS = 4
+"""So many more are allowed, since the numbers of a few requests say little."""
+COMPUTED_WEIGHT = 8
+"""What a token that is computed again counts, in tokens that wait. Moving a conversation costs
+cached tokens on two workers, and later moves; `benchmarks/routing_policies.py` compares."""
 MIN_HELD_TOKENS = 64
 """Fewer tokens, such as the start of every conversation, save nothing."""
 
@@ -23,12 +30,14 @@ class Candidate:
         name: its address, which is the same at every gateway.
         held_tokens: tokens of the prompt that it holds already, in its prefix or feature cache.
         queue_tokens: tokens that it has to compute before.
+        num_open: requests that it has not finished.
         is_full: whether it would refuse the request now.
     """
 
     name: str
     held_tokens: int = 0
     queue_tokens: int = 0
+    num_open: int = 0
     is_full: bool = False
 
 
@@ -50,25 +59,26 @@ def choose(candidates: Seq[Candidate], affinity: bytes, prompt_tokens: int) -> C
 
     Args:
         candidates: the workers that can be reached; at least one.
-        affinity: decides where nothing is known: equal for requests that should meet.
+        affinity: selects the favourite: equal for requests that should meet.
         prompt_tokens: estimated number of tokens of the prompt.
     """
-    open_places = [i for i, each in enumerate(candidates) if not each.is_full]
-    places = open_places or list(range(len(candidates)))
-    held = {i: _held(candidates[i], prompt_tokens) for i in places}
-    loads = {i: candidates[i].queue_tokens for i in places}
+    places = [i for i, each in enumerate(candidates) if not each.is_full]
+    places = places or list(range(len(candidates)))
     weights = {i: _weight(affinity, candidates[i].name) for i in places}
-    if not any(held.values()):
-        chosen = max(_within_bound(loads, prompt_tokens), key=weights.__getitem__)
-        is_first = chosen == max(places, key=weights.__getitem__)
-        return Choice(chosen, "affinity" if is_first else "affinity, and bounded load")
+    favourite = max(places, key=weights.__getitem__)
 
     def score(place: int) -> tuple[int, bytes]:
-        return held[place] - loads[place], weights[place]
+        candidate = candidates[place]
+        saved = _held(candidate, prompt_tokens) + (prompt_tokens if place == favourite else 0)
+        return COMPUTED_WEIGHT * saved - candidate.queue_tokens, weights[place]
 
-    # A higher score than that of the least loaded worker implies the bound.
-    chosen = max(places, key=score)
-    return Choice(chosen, "cached prompt" if held[chosen] else "short queue")
+    best = max(places, key=score)
+    chosen = max(_within_bound(candidates, places), key=score)
+    if chosen != best:
+        return Choice(chosen, "bounded load")
+    if _held(candidates[chosen], prompt_tokens):
+        return Choice(chosen, "cached prompt")
+    return Choice(chosen, "affinity" if chosen == favourite else "short queue")
 
 
 def _held(candidate: Candidate, prompt_tokens: int) -> int:
@@ -77,14 +87,14 @@ def _held(candidate: Candidate, prompt_tokens: int) -> int:
     return num_tokens if num_tokens >= MIN_HELD_TOKENS else 0
 
 
-def _within_bound(loads: Mapping[int, int], prompt_tokens: int) -> list[int]:
-    """Return the places whose load with the request is at most :data:`MAX_LOAD` of the mean.
+def _within_bound(candidates: Seq[Candidate], places: Seq[int]) -> list[int]:
+    """Return the places whose open requests, with this one, are within the bound.
 
-    The least loaded one always is.
+    The one with the fewest always is.
     """
-    mean = (sum(loads.values()) + prompt_tokens) / len(loads)
-    bound = max(MAX_LOAD * mean, min(loads.values()) + prompt_tokens)
-    return [i for i in loads if loads[i] + prompt_tokens <= bound]
+    mean = (sum(candidates[i].num_open for i in places) + 1) / len(places)
+    bound = MAX_LOAD * mean + SPARE_REQUESTS
+    return [i for i in places if candidates[i].num_open + 1 <= bound]
 
 
 def _weight(affinity: bytes, name: str) -> bytes:

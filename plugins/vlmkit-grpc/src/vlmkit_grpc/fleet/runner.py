@@ -13,7 +13,13 @@ from vlmkit.running.replicas import Replicas, admitted_once
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
 from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit_grpc.fleet.prompt_keys import LARGE_BYTES, Segment, num_content_bytes, segments
+from vlmkit_grpc.fleet.prompt_keys import (
+    LARGE_BYTES,
+    Segment,
+    first_question,
+    num_content_bytes,
+    segments,
+)
 from vlmkit_grpc.fleet.routing import Candidate, choose
 from vlmkit_grpc.fleet.stream import FleetStream
 from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
@@ -77,6 +83,7 @@ class _Worker:
             self._peer.who,
             self.estimate.held_tokens(route.parts, route.sizes),
             max(self.waiting_tokens, int(others)) + SEQUENCE_TOKENS * num_sequences,
+            num_sequences,
             self.runner.is_full,
         )
 
@@ -160,7 +167,7 @@ class FleetRunner(Replicas):
             admitted_once(admit),
             parts,
             self._token_sizes.of(parts),
-            _affinity(request, parts),
+            affinity_of(parts),
         )
 
     def _choose(self, route: _Route) -> int:
@@ -246,8 +253,7 @@ class FleetRunner(Replicas):
         log.warning("a request goes to another worker: %s", error)
 
 
-def _affinity(request: Request, parts: Seq[Segment]) -> bytes:
-    """Return what requests share that should meet: tenant, salt, and first image or first part."""
-    images = [each.image for each in parts if each.image]
-    first = images[0] if images else next((each.key for each in parts[:2][::-1]), b"")
-    return f"{request.tenant}\0{request.cache_salt}\0".encode(errors="surrogatepass") + first
+def affinity_of(parts: Seq[Segment]) -> bytes:
+    """Return what requests share that should meet: the first image, or the first question."""
+    images = (each.image for each in parts if each.image)
+    return next(images, None) or first_question(parts)
