@@ -23,7 +23,7 @@ from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
 from vlmkit.kit.objection import hint_of
-from vlmkit.kit.single_file import suffix_of
+from vlmkit.kit.single_file import is_projector, suffix_of
 from vlmkit.plugins.build_context import BuildContext
 from vlmkit.plugins.kinds import MODEL, RUNNER
 from vlmkit.plugins.loader import Plugins
@@ -245,11 +245,12 @@ def _local_checkpoint(path: Path, plugins: Plugins) -> Checkpoint:
         try:
             return model_folder(path)
         except CheckpointError as error:
-            files = (file for file in path.iterdir() if reader_of(file, plugins) is not None)
+            named = (file for file in path.iterdir() if not is_projector(file.name))
+            files = (file for file in named if reader_of(file, plugins) is not None)
             if (first := min(files, default=None)) is None:
                 raise
             raise CheckpointError(str(error), hint=f"name one file: {first}") from error
-    file = path.resolve()
+    file = path.absolute()  # a hub's cache links to files whose names have no suffix
     return Checkpoint(path.name, file.parent, file=file)
 
 

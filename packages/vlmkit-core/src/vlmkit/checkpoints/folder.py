@@ -6,6 +6,7 @@ from pathlib import Path
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
+from vlmkit.kit.single_file import gguf_files, is_projector
 
 CONFIGS = "*config.json"  # the model's config, or a file that a plugin reads instead
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt")
@@ -66,9 +67,10 @@ def _no_model(folder: Path) -> CheckpointError:
         return CheckpointError(
             f"{problem}it has no config.json", hint=f"did you mean {str(min(found))!r}?"
         )
-    if ggufs := sorted(path.name for path in folder.glob("*.gguf")):
+    if ggufs := [path.name for path in gguf_files(folder)]:
+        models = [name for name in ggufs if not is_projector(name)]
         return CheckpointError(
-            f"{problem}it has GGUF ({ggufs[0]!r}) and no config.json",
+            f"{problem}it has GGUF ({(models or ggufs)[0]!r}) and no config.json",
             hint="fetch config.json and the tokenizer files of the model that it was made from; a "
             "file alone is read where a plugin owns the suffix '.gguf', such as vlmkit-torch",
         )

@@ -63,10 +63,16 @@ def select_projector(file: str, names: Iterable[str]) -> str | None:
     return next(iter([*order, *found]), None)
 
 
+def gguf_files(folder: Path) -> list[Path]:
+    """Return what a folder has under names of GGUF files, sorted; skips hidden names."""
+    found = (path for path in folder.glob("*") if suffix_of(path.name, GGUF))
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
 def projectors_beside(file: Path) -> list[Path]:
     """Return the files with vision towers in the folder of another file, sorted."""
-    found = (path for path in file.parent.glob("*.gguf") if is_projector(path.name))
-    return sorted(path for path in found if path != file)
+    found = (path for path in gguf_files(file.parent) if is_projector(path.name))
+    return [path for path in found if path != file]
 
 
 def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -> str:

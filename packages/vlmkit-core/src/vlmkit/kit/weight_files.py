@@ -11,7 +11,7 @@ from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import read_header
-from vlmkit.kit.single_file import is_projector, projectors_beside
+from vlmkit.kit.single_file import gguf_files, is_projector, projectors_beside
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -58,6 +58,16 @@ def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
     )
 
 
+def absent_tower(checkpoint: Checkpoint) -> Objection:
+    """Return why a model without a vision tower has no encoder of images."""
+    if (file := checkpoint.file) is not None:
+        return Objection(
+            f"no file with a vision tower is beside {file.name!r}",
+            hint="put the model's vision tower there, under a name with the part 'mmproj'",
+        )
+    return Objection("the checkpoint has no vision encoder (no 'vision_config' in config.json)")
+
+
 def gguf_file(checkpoint: Checkpoint) -> Path | None:
     """Return the GGUF file that holds a model's weights; None if other files do.
 
@@ -66,7 +76,7 @@ def gguf_file(checkpoint: Checkpoint) -> Path | None:
     """
     if checkpoint.file is not None:
         return checkpoint.file if checkpoint.file.suffix.lower() == ".gguf" else None
-    found = [path for path in checkpoint.path.glob("*.gguf") if not is_projector(path.name)]
+    found = [path for path in gguf_files(checkpoint.path) if not is_projector(path.name)]
     if len(found) != 1 or checkpoint.has("*.safetensors*"):
         return None
     return found[0]
@@ -141,7 +151,7 @@ def _absent(folder: Path) -> Objection:
 
 def _gguf(folder: Path) -> Objection | None:
     """Return what GGUF files a folder holds; None if it holds none."""
-    ggufs = _names(folder, ("*.gguf",))
+    ggufs = [path.name for path in gguf_files(folder)]
     models = [name for name in ggufs if not is_projector(name)]
     if not ggufs:
         return None

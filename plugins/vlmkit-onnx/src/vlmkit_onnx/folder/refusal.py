@@ -72,7 +72,7 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     towers = ("onnx/vision_encoder*.onnx", "vision_encoder*.onnx", "genai_config.json")
     has_graph = any(map(checkpoint.has, towers))
     if not has_config and not has_graph:
-        return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+        return weight_files.absent_tower(checkpoint)
     if reason := weight_files.objection_to_pictures(checkpoint):
         return reason
     return _lacks_graphs(checkpoint, export_cache.TOWERS.values())

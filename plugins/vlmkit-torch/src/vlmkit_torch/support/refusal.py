@@ -165,7 +165,7 @@ def encoder_cannot_serve(
         return reason
     has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
     if not has_tower and not transformers_source.takes_images(checkpoint.model_type):
-        return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+        return weight_files.absent_tower(checkpoint)
     return _randomness_reason(checkpoint)
 
 
