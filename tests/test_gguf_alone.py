@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,7 @@ def _header(place: Path, *, arrays: list[Any] = (), heads: int, hidden: int, the
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_head_count(heads)
     writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(hidden)
     writer.add_block_count(1)
     writer.add_context_length(131072)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -435,10 +437,39 @@ FLAWS = {
     "needs true or false in 'tokenizer.ggml.add_bos_token'": field(f"{TOKENS}.add_bos_token", 1),
     "needs one number of 0 to 2147483647 in 'llama.block_count'": without("llama.block_count"),
     "has 4000000 layers": field("llama.block_count", 4_000_000),
-    "has no attention heads": field("llama.attention.head_count", 0),
+    "needs a number above zero in 'llama.attention.head_count'": field(
+        "llama.attention.head_count", 0
+    ),
+    "needs a number above zero in 'llama.attention.key_length'": field(
+        "llama.attention.key_length", 0
+    ),
+    "needs a number above zero in 'llama.feed_forward_length'": field(
+        "llama.feed_forward_length", 0
+    ),
+    "has 4 heads, which is no multiple of 3 in 'llama.attention.head_count_kv'": field(
+        "llama.attention.head_count_kv", 3
+    ),
+    "rotates 8 of 16 numbers of a head ('llama.rope.dimension_count')": field(
+        "llama.rope.dimension_count", 8
+    ),
+    "rotates 15 of 16 numbers": field("llama.rope.dimension_count", 15),
+    "has a value in 'llama.attention.causal' that": field("llama.attention.causal", False),
+    "has a value in 'llama.rope.scale_linear' that": field("llama.rope.scale_linear", 4.0),
+    "has a value in 'llama.rope.scaling.yarn_beta_fast' that": field(
+        "llama.rope.scaling.yarn_beta_fast", [32.0, 1.0]
+    ),
+    "has no tensor 'rope_factors_long.weight'": field("llama.rope.scaling.type", "longrope"),
+    "above zero in 'llama.attention.layer_norm_rms_epsilon'": field(
+        "llama.attention.layer_norm_rms_epsilon", -1.0
+    ),
+    "above zero in 'llama.rope.scaling.factor'": field("llama.rope.scaling.factor", 0.0),
+    ".gguf' needs a text in 'general.architecture'": field("general.architecture", [1, 2]),
+    "has tokens of the unknown type 9 in": field(f"{TOKENS}.token_type", [9] * 384),
     "has values of another size than keys": field("llama.attention.value_length", 5),
     "scales rotations by 'su'": field("llama.rope.scaling.type", "su"),
-    "needs a finite number in 'llama.rope.freq_base'": field("llama.rope.freq_base", "much"),
+    "needs a finite number above zero in 'llama.rope.freq_base'": field(
+        "llama.rope.freq_base", "much"
+    ),
     "needs a text in 'tokenizer.chat_template'": field("tokenizer.chat_template", 3),
     "is one of several parts": field("split.count", 3),
 }
@@ -483,6 +514,30 @@ def test_a_long_piece_is_rejected_in_little_time(tmp_path: Path) -> None:
 
     with pytest.raises(FormatError, match="a piece of 1000000 letters"):
         gguf_tokenizer.tokenizer_of(written(tmp_path, write))
+
+
+def test_pieces_that_are_joined_in_very_many_ways_are_rejected_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 600)))
+    ends = [(at, at + size) for size in range(1, 257) for at in range(len(text) - size)]
+    tokens = ["<unk>", *(text[at:end] for at, end in ends)]
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        normal = [gguf.TokenType.NORMAL] * (len(tokens) - 1)
+        writer.add_token_types([gguf.TokenType.UNKNOWN, *normal])
+
+    found = written(tmp_path, write)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="that are joined in over 2097152 ways"):
+            gguf_tokenizer.tokenizer_of(found)
+        assert tracemalloc.get_traced_memory()[1] < 2**31
+    finally:
+        tracemalloc.stop()
 
 
 NUM_MUTATED = 150

@@ -227,6 +227,27 @@ def test_a_second_gguf_file_is_rejected_by_name(saved: Saved, tmp_path: Path) ->
         vlmkit.load(made.folder, **TORCH)
 
 
+def test_names_in_capital_letters_and_hidden_files_do_not_matter(
+    saved: Saved, tmp_path: Path
+) -> None:
+    made = gguf_folders.make(saved("llama"), tmp_path)
+    (made.folder / FILE).rename(made.folder / FILE.upper())
+    (made.folder / f"._{FILE}").write_bytes(b"\0\5\26\7")
+    found = formats.weights(Checkpoint("m", made.folder))
+    assert found.keys() == made.values.keys()
+
+
+def test_a_file_that_changes_before_its_weights_are_read_is_rejected_by_name(
+    saved: Saved, tmp_path: Path
+) -> None:
+    made = gguf_folders.make(saved("llama"), tmp_path)
+    weight = next(iter(formats.weights(Checkpoint("m", made.folder)).values()))
+    content = (made.folder / FILE).read_bytes()
+    (made.folder / FILE).write_bytes(content[: len(content) // 4])
+    with pytest.raises(CheckpointError, match=rf"the file '{FILE}' changed meanwhile"):
+        weight.dense()
+
+
 def test_safetensors_beside_a_gguf_file_are_read(saved: Saved, tmp_path: Path) -> None:
     made = gguf_folders.make(saved("llama"), tmp_path)
     (made.folder / FILE).rename(made.plain / FILE)

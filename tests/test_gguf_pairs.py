@@ -350,6 +350,13 @@ FLAWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "needs layers in 'vision_config.deepstack_visual_indexes'",
     ),
     "layers without end": ("gemma3", {}, {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    "a list of lists": ("gemma3", {}, {"patch_size": [[14], [14]]}, "vision_config.patch_size"),
+    "an array of kinds": (
+        "llava",
+        {"fields": {"clip.projector_type": [1, 2]}},
+        {},
+        "states no 'clip.projector_type'",
+    ),
     "a tower of another kind": (
         "gemma3",
         {},

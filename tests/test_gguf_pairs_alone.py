@@ -1,6 +1,7 @@
 """A GGUF file with its vision tower beside it answers as the folder that it was made from."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,70 @@ def test_doctor_and_plan_name_both_files(
         assert f"vision tower in '{PROJECTOR}'" in capsys.readouterr().out
 
 
+@pytest.mark.posix
+def test_links_of_a_hubs_cache_are_read_with_the_tower_beside_them(
+    source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    snapshot = tmp_path / "snapshots" / "commit"
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate((FILE, PROJECTOR)):
+        shutil.move(file.parent / name, tmp_path / f"blob{number}")
+        (snapshot / name).symlink_to(tmp_path / f"blob{number}")
+    with pipeline.load(snapshot / FILE) as served:
+        ((_, samples),) = pipeline.stream_all(served, runner.requests("smolvlm")[:1])
+    assert samples
+
+
+def test_names_in_capital_letters_are_read(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    (file.parent / PROJECTOR).rename(file.parent / PROJECTOR.upper())
+    file = file.rename(file.parent / FILE.upper())
+    assert command(["doctor", str(file)]) == 0
+    assert f"vision tower in '{PROJECTOR.upper()}'" in capsys.readouterr().out
+
+
+def test_hidden_files_of_a_mac_are_no_towers(source: Source, tmp_path: Path) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    (file.parent / f"._{PROJECTOR}").write_bytes(b"\0\5\26\7")
+    found = gguf_alone.derived(Checkpoint("m", file.parent, file=file))
+    assert "vision_config" in found.config
+
+
+def test_doctor_says_which_file_is_absent_for_images(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    (file.parent / PROJECTOR).rename(file.parent / "vision.gguf")
+    assert command(["doctor", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert f"no file with a vision tower is beside '{FILE}'" in shown
+    assert "under a name with the part 'mmproj'" in shown
+
+
+def test_a_folder_of_two_files_hints_at_the_one_with_the_language_model(
+    source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    file = file.rename(file.parent / "zephyr.gguf")
+    with pytest.raises(CheckpointError, match=r"it has GGUF \('zephyr\.gguf'\)") as caught:
+        vlmkit.load(file.parent)
+    assert caught.value.hint == f"name one file: {file}"
+
+
+@pytest.mark.posix
+def test_a_pipe_in_place_of_a_tower_is_rejected_without_waiting(
+    source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    (file.parent / PROJECTOR).unlink()
+    os.mkfifo(file.parent / PROJECTOR)
+    with pytest.raises(CheckpointError, match=f"'{PROJECTOR}' is a pipe"):
+        vlmkit.load(file, engine={"use": "torch"})
+
+
 def test_the_tower_is_part_of_the_content_of_a_model(source: Source, tmp_path: Path) -> None:
     file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
     before = gguf_alone.derived(Checkpoint("m", file.parent, file=file)).fingerprint
@@ -184,6 +249,31 @@ FLAWS: dict[str, tuple[str, dict[str, Any], str]] = {
         "mistral3",
         stating("vision.block_count", 0),
         "needs a number above zero in 'clip.vision.block_count'",
+    ),
+    "an architecture that is no text": (
+        "smolvlm",
+        {"fields": {"general.architecture": [1, 2]}},
+        "should have a vision tower ('clip'), and has the architecture None",
+    ),
+    "images of no whole tokens": (
+        "gemma3",
+        stating("vision.image_size", 57),
+        "has images of 57 pixels ('clip.vision.image_size'), which are no whole tokens of 2",
+    ),
+    "images that are far too large": (
+        "smolvlm",
+        stating("vision.preproc_image_size", 2**24),
+        "makes images of 16777216 pixels ('clip.vision.preproc_image_size'); 8192 are supported",
+    ),
+    "images smaller than a patch": (
+        "mistral3",
+        stating("vision.image_size", 1),
+        "has images that are smaller than a patch ('clip.vision.image_size')",
+    ),
+    "heads that do not divide": (
+        "mistral3",
+        stating("vision.attention.head_count", 3),
+        "in 'clip.vision.embedding_length', which is no multiple of 3 in 'clip.vision.attention",
     ),
     "two colours": (
         "smolvlm",

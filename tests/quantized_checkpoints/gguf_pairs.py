@@ -403,7 +403,12 @@ def images(source: Path) -> Fields:
 
 def write(path: Path, fields: Fields, arrays: Arrays) -> None:
     """Write the file of a tower."""
-    writer = gguf.GGUFWriter(path, fields.pop("general.architecture", "clip"))
+    architecture = fields.pop("general.architecture", "clip")
+    is_text = isinstance(architecture, str)
+    writer = gguf.GGUFWriter(path, architecture if is_text else "clip")
+    if not is_text:
+        kind = gguf.GGUFValueType.get_type(architecture)
+        writer.kv_data[0]["general.architecture"] = gguf.GGUFValue(architecture, kind)
     for name, value in fields.items():
         if value is None:
             continue

@@ -1,5 +1,6 @@
 """GGUF files: blocks as the package ``gguf`` computes them, and headers that are hostile."""
 
+import os
 import struct
 import tracemalloc
 from contextlib import suppress
@@ -27,6 +28,24 @@ def blocks(name: str) -> np.ndarray[Any, Any]:
     with np.errstate(all="ignore"):
         values = gguf.quants.dequantize(octets, gguf.GGMLQuantizationType[name])
     return octets[np.isfinite(values).all(axis=1)][:ROWS]
+
+
+SCALES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
+"""The places of 16-bit floats in blocks."""
+
+
+def with_scales(octets: Any, name: str, bits: int) -> Any:
+    """Return rows of blocks of which every float has these bits."""
+    changed = octets.reshape(-1, BLOCK_FORMATS[name].num_bytes).copy()
+    for place in SCALES[name]:
+        changed[:, place : place + 2] = np.array([bits], "<u2").view(np.uint8)
+    return changed.reshape(octets.shape)
 
 
 def written(path: Path, *tensors: tuple[str, Any, str], **fields: Any) -> Path:
@@ -97,6 +116,40 @@ def test_all_types_have_the_names_of_the_package() -> None:
         assert gguf.GGMLQuantizationType(number).name == name
 
 
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF])
+def test_values_of_extreme_scales_have_the_bits_of_the_package(name: str, bits: int) -> None:
+    octets = with_scales(blocks(name), name, bits)
+    values = BLOCK_FORMATS[name].linear(octets).dense()
+    kind = gguf.GGMLQuantizationType[name]
+    assert values.tobytes() == gguf.quants.dequantize(octets, kind).tobytes()
+    assert np.isfinite(values).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00])
+def test_blocks_with_a_scale_that_is_not_finite_are_rejected_without_a_warning(
+    name: str, bits: int
+) -> None:
+    with pytest.raises(FormatError, match="are not"):
+        BLOCK_FORMATS[name].linear(with_scales(blocks(name), name, bits))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exponent", [0, 1, 127, 252, 253, 255])
+def test_an_exponent_of_values_that_are_not_finite_is_rejected(exponent: int) -> None:
+    octets = blocks("MXFP4")
+    octets[:, ::17] = exponent
+    if exponent > 252:
+        with pytest.raises(FormatError, match="whose values are not"):
+            BLOCK_FORMATS["MXFP4"].linear(octets)
+        return
+    values = BLOCK_FORMATS["MXFP4"].linear(octets).dense()
+    wanted = gguf.quants.dequantize(octets, gguf.GGMLQuantizationType.MXFP4)
+    assert values.tobytes() == wanted.tobytes()
+
+
 def test_a_scale_that_is_not_finite_is_rejected(tmp_path: Path) -> None:
     octets = np.zeros((1, 18), np.uint8)
     octets[0, :2] = np.array([np.inf], np.float16).view(np.uint8)
@@ -145,6 +198,9 @@ HOSTILE = {
         field("a", ARRAY, struct.pack("<IQ", 8, 2**21 + 1)), fields=1
     ),
     "one of several parts": header(field("split.count", 2, b"\2\0"), fields=1),
+    "several parts, which are not": header(
+        field("split.count", ARRAY, struct.pack("<IQ2H", 2, 2, 1, 1)), fields=1
+    ),
     "no power of two": header(field("general.alignment", 4, struct.pack("<I", 24)), fields=1),
     "of 0 axes": header(tensor("t", ()), tensors=1),
     "of 5 axes": header(tensor("t", (1,) * 5), tensors=1),
@@ -169,6 +225,42 @@ def test_a_header_that_contradicts_itself_is_rejected(problem: str, tmp_path: Pa
     )
     with pytest.raises(FormatError, match=problem):
         read_header(path)
+
+
+@pytest.mark.posix
+def test_a_pipe_is_rejected_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    with pytest.raises(FormatError, match=r"'a\.gguf' is a pipe"):
+        read_header(tmp_path / "a.gguf")
+
+
+@pytest.mark.posix
+def test_a_device_and_a_folder_are_rejected_by_name(tmp_path: Path) -> None:
+    (tmp_path / "zero.gguf").symlink_to("/dev/zero")
+    (tmp_path / "folder.gguf").mkdir()
+    for name in ("zero", "folder"):
+        with pytest.raises(FormatError, match=f"'{name}.gguf' is a pipe, a folder or a device"):
+            read_header(tmp_path / f"{name}.gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+def test_a_file_that_changes_after_its_header_was_read_is_rejected(
+    kind: str, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32)
+    octets = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    path = written(tmp_path / "a.gguf", ("w", octets, kind))
+    tensor, content = read_header(path).tensors["w"], path.read_bytes()
+    path.write_bytes(content[:-1000])
+    with pytest.raises(FormatError, match=r"the file 'a\.gguf' changed meanwhile"):
+        tensor.floats()
+    (tmp_path / "b.gguf").write_bytes(bytes(len(content)))
+    (tmp_path / "b.gguf").replace(path)
+    with pytest.raises(FormatError, match=r"the file 'a\.gguf' changed meanwhile"):
+        tensor.floats()
+    path.unlink()
+    with pytest.raises(FormatError, match="cannot be read: No such file"):
+        tensor.floats()
 
 
 def test_a_header_over_the_limit_is_rejected_in_little_memory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.packing import Codes, halves
 from vlmkit_quantized.stored import Floats
 from vlmkit_quantized.weight import FLOAT_CODES, Layout, QuantizedLinear
@@ -63,10 +64,14 @@ class BlockFormat:
             octets: of shape ``[rows, row_bytes]``.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale or a value is not finite.
         """
         rows = len(octets)
-        codes, scales, offsets = self.unpack(octets.reshape(-1, self.num_bytes))
+        with np.errstate(invalid="ignore", over="ignore"):  # rejected below
+            codes, scales, offsets = self.unpack(octets.reshape(-1, self.num_bytes))
+            largest = scales * np.float32(max(map(abs, self.levels or (1,))))
+        if not np.isfinite(largest).all():
+            raise FormatError("has scales that are not finite, or whose values are not")
         is_float = self.levels is not None
         return QuantizedLinear(
             codes.reshape(rows, -1),

@@ -20,6 +20,20 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_CONTEXTS = (8192, 4096, 16384, 32768)
 """Original contexts of models with Llama 3's scaling of rotations, the likeliest first."""
 CLOSE = 1e-4
+FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "attention.causal": (True,),
+    "expert_gating_func": (1, 0),  # softmax
+    "expert_weights_scale": (1, 0),
+    "rope.scale_linear": (1,),
+    "rope.scaling.alpha": (0,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Fields after the architecture, with the values that transformers computes with."""
 LAYERS_OF_GEMMA2_27B, LAYERS_OF_GEMMA3_27B = 46, 62
 
 
@@ -31,11 +45,17 @@ class Model:
         model_type: in ``config.json``.
         class_name: of transformers.
         more: returns what the architecture has beside common fields.
+        is_partial: whether a part of a head may be rotated.
+        has_factors: whether files may have a factor for each rotation.
+        norms_experts: whether the shares of experts are divided by their sum; None without experts.
     """
 
     model_type: str
     class_name: str
     more: Callable[[Metadata, Config], Config]
+    is_partial: bool = False
+    has_factors: bool = False
+    norms_experts: bool | None = None
 
 
 def config_of(found: Metadata) -> Config:
@@ -49,22 +69,21 @@ def config_of(found: Metadata) -> Config:
             f"has the architecture {found.architecture!r}, which is not read without a folder; "
             f"supported are {', '.join(MODELS)}"
         )
-    config = _common(found)
+    _check_neutral(found, model)
+    config = _common(found, model)
     config |= {"model_type": model.model_type, "architectures": [model.class_name]}
     return config | model.more(found, config)
 
 
-def _common(found: Metadata) -> Config:
+def _common(found: Metadata, model: Model) -> Config:
     key, tensors = found.of_model, found.file.tensors
-    heads = found.integer(key("attention.head_count"))
-    hidden = found.integer(key("embedding_length"))
-    if not heads or "token_embd.weight" not in tensors:
-        raise found.error("has no attention heads, or no embedding")
-    if (layers := found.integer(key("block_count"))) > MAX_LAYERS:
+    hidden = found.size(key("embedding_length"))
+    heads, key_heads, head = _heads(found, hidden)
+    if "token_embd.weight" not in tensors:
+        raise found.error("has no embedding ('token_embd.weight')")
+    if (layers := found.size(key("block_count"))) > MAX_LAYERS:
         raise found.error(f"has {layers} layers, and {MAX_LAYERS} are supported")
-    head = found.integer(key("attention.key_length"), hidden // heads)
-    if found.integer(key("attention.value_length"), head) != head:
-        raise found.error("has values of another size than keys, which is not supported")
+    inner, has_experts = key("feed_forward_length"), found.integer(key("expert_count"), 0) > 0
     special = {
         name: found.integer(f"tokenizer.ggml.{stored}")
         for name, stored in SPECIAL.items()
@@ -78,14 +97,34 @@ def _common(found: Metadata) -> Config:
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": found.integer(key("attention.head_count_kv"), heads),
+        "num_key_value_heads": key_heads,
         "head_dim": head,
-        "intermediate_size": found.integer(key("feed_forward_length"), 0),
-        "max_position_embeddings": found.integer(key("context_length")),
+        "intermediate_size": found.integer(inner, 0) if has_experts else found.size(inner),
+        "max_position_embeddings": found.size(key("context_length")),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "rope_parameters": _rope(found, head),
+        "rope_parameters": _rope(found, head, model),
     }
+
+
+def _heads(found: Metadata, hidden: int) -> tuple[int, int, int]:
+    """Return the numbers of heads of queries and of keys, and the size of a head.
+
+    Raises:
+        FormatError: they are absent or impossible.
+    """
+    key = found.of_model
+    heads = found.size(key("attention.head_count"))
+    key_heads = found.size(key("attention.head_count_kv"), heads)
+    if heads % key_heads:
+        raise found.error(
+            f"has {heads} heads, which is no multiple of {key_heads} in "
+            f"{key('attention.head_count_kv')!r}"
+        )
+    head = found.size(key("attention.key_length"), hidden // heads)
+    if found.integer(key("attention.value_length"), head) != head:
+        raise found.error("has values of another size than keys, which is not supported")
+    return heads, key_heads, head
 
 
 SPECIAL = {
@@ -95,20 +134,57 @@ SPECIAL = {
 }
 
 
-def _rope(found: Metadata, head: int) -> Config:
+def _check_rotated(found: Metadata, head: int, model: Model) -> None:
+    """Require that transformers rotates the part of a head that the file states.
+
+    Raises:
+        FormatError: it rotates another part, or otherwise.
+    """
+    key = found.of_model("rope.dimension_count")
+    size = found.size(key, head)
+    if size % 2 or size > head or (size < head and not model.is_partial):
+        raise found.error(f"rotates {size} of {head} numbers of a head ({key!r}), not supported")
+    stored = [name for name in FACTORS if name in found.file.tensors]
+    if stored and not model.has_factors:
+        raise found.error(f"has a tensor {stored[0]!r}, which is not supported")
+    scaling = found.of_model("rope.scaling.type")
+    needs_factors = bool(stored) or found.text(scaling, "none") == "longrope"
+    if absent := [name for name in FACTORS if name not in stored and needs_factors]:
+        raise found.error(f"has no tensor {absent[0]!r}, which its rotations need ({scaling!r})")
+
+
+def _check_neutral(found: Metadata, model: Model) -> None:
+    """Reject fields that change answers and that no ``config.json`` has.
+
+    Raises:
+        FormatError: there is one.
+    """
+    listed = dict(NEUTRAL)
+    if model.norms_experts is not None:
+        listed["expert_weights_norm"] = (model.norms_experts,)
+    for name, neutral in listed.items():
+        key = found.of_model(name)
+        value = found.file.fields.get(key, neutral[0])
+        if not isinstance(value, int | float) or value not in neutral:
+            raise found.error(f"has a value in {key!r} that is not supported")
+
+
+def _rope(found: Metadata, head: int, model: Model) -> Config:
     """Return the parameters of rotations."""
     key = found.of_model
+    _check_rotated(found, head, model)
     rope: Config = {"rope_type": "default", "rope_theta": found.real(key("rope.freq_base"), 1e4)}
     size = found.integer(key("rope.dimension_count"), head)
     if size != head:
         rope["partial_rotary_factor"] = size / head
-    kind = found.text(key("rope.scaling.type"), "none")
+    stated = "linear" if found.has(key("rope.scaling.factor")) else "none"
+    kind = found.text(key("rope.scaling.type"), stated)
     if "rope_freqs.weight" in found.file.tensors:
         return rope | _llama3(found, size, rope["rope_theta"])
     if kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": found.real(key("rope.scaling.factor"))}
         if found.has(key("rope.scaling.original_context_length")):
-            own = found.integer(key("rope.scaling.original_context_length"))
+            own = found.size(key("rope.scaling.original_context_length"))
             rope["original_max_position_embeddings"] = own
     elif kind not in ("none", "longrope"):
         raise found.error(f"scales rotations by {kind!r}, which is not supported")
@@ -143,7 +219,7 @@ def _llama(found: Metadata, config: Config) -> Config:
     own["mlp_bias"] = "blk.0.ffn_up.bias" in found.file.tensors
     if num := found.integer(found.of_model("expert_count"), 0):
         own |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
-        used = found.integer(found.of_model("expert_used_count"))
+        used = _used_experts(found, num)
         own |= {"num_local_experts": num, "num_experts_per_tok": used, "sliding_window": None}
     return own
 
@@ -161,15 +237,28 @@ def _granite(found: Metadata, config: Config) -> Config:
 
 def _experts(found: Metadata) -> Config:
     key = found.of_model
+    num = found.size(key("expert_count"))
     return {
-        "num_experts": found.integer(key("expert_count")),
-        "num_experts_per_tok": found.integer(key("expert_used_count")),
-        "moe_intermediate_size": found.integer(key("expert_feed_forward_length")),
+        "num_experts": num,
+        "num_experts_per_tok": _used_experts(found, num),
+        "moe_intermediate_size": found.size(key("expert_feed_forward_length")),
     }
 
 
+def _used_experts(found: Metadata, num: int) -> int:
+    """Return how many experts a token has.
+
+    Raises:
+        FormatError: there are not so many.
+    """
+    key = found.of_model("expert_used_count")
+    if (used := found.size(key)) > num:
+        raise found.error(f"has {num} experts, and uses {used} ({key!r})")
+    return used
+
+
 def _qwen2_moe(found: Metadata, config: Config) -> Config:
-    shared = found.integer(found.of_model("expert_shared_feed_forward_length"))
+    shared = found.size(found.of_model("expert_shared_feed_forward_length"))
     own = {"norm_topk_prob": False, "shared_expert_intermediate_size": shared}
     return _rms(found, config) | _experts(found) | own
 
@@ -181,7 +270,7 @@ def _qwen3_moe(found: Metadata, config: Config) -> Config:
 def _gemma2(found: Metadata, config: Config) -> Config:
     key = found.of_model
     return _rms(found, config) | {
-        "sliding_window": found.integer(key("attention.sliding_window"), 4096),
+        "sliding_window": found.size(key("attention.sliding_window"), 4096),
         "attn_logit_softcapping": found.real(key("attn_logit_softcapping"), 50.0),
         "final_logit_softcapping": found.real(key("final_logit_softcapping"), 30.0),
         "query_pre_attn_scalar": _scalar(config, LAYERS_OF_GEMMA2_27B),
@@ -198,7 +287,7 @@ def _gemma3(found: Metadata, config: Config) -> Config:
     if not found.has(key("rope.freq_base")):
         rope = rope | {"rope_theta": 1e6}
     return _rms(found, config) | {
-        "sliding_window": found.integer(key("attention.sliding_window")),
+        "sliding_window": found.size(key("attention.sliding_window")),
         "layer_types": kinds,
         "query_pre_attn_scalar": _scalar(config, LAYERS_OF_GEMMA3_27B),
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},
@@ -217,13 +306,12 @@ def _phi3(found: Metadata, config: Config) -> Config:
     window = found.integer(key("attention.sliding_window"), 0) or None
     own: Config = {"sliding_window": window if window and window < context else None}
     tensors, rope = found.file.tensors, config["rope_parameters"]
-    original = found.integer(key("rope.scaling.original_context_length"), context)
+    original = found.size(key("rope.scaling.original_context_length"), context)
     own["original_max_position_embeddings"] = original
     if "rope_factors_long.weight" in tensors:
         factors = {
             f"{which}_factor": tensors[f"rope_factors_{which}.weight"].floats().tolist()
             for which in ("long", "short")
-            if f"rope_factors_{which}.weight" in tensors
         }
         rope = rope | {"rope_type": "longrope", "original_max_position_embeddings": original}
         own["rope_parameters"] = rope | factors
@@ -246,7 +334,7 @@ def _cohere2(found: Metadata, _: Config) -> Config:
     return {
         "layer_norm_eps": found.real(key("attention.layer_norm_epsilon")),
         "logit_scale": found.real(key("logit_scale")),
-        "sliding_window": found.integer(key("attention.sliding_window")),
+        "sliding_window": found.size(key("attention.sliding_window")),
     }
 
 
@@ -259,15 +347,15 @@ MODELS: Mapping[str, Model] = {
     "gemma": Model("gemma", "GemmaForCausalLM", _rms),
     "gemma2": Model("gemma2", "Gemma2ForCausalLM", _gemma2),
     "gemma3": Model("gemma3_text", "Gemma3ForCausalLM", _gemma3),
-    "glm4": Model("glm4", "Glm4ForCausalLM", _rms),
+    "glm4": Model("glm4", "Glm4ForCausalLM", _rms, is_partial=True),
     "granite": Model("granite", "GraniteForCausalLM", _granite),
-    "llama": Model("llama", "LlamaForCausalLM", _llama),
+    "llama": Model("llama", "LlamaForCausalLM", _llama, norms_experts=True),
     "olmo2": Model("olmo2", "Olmo2ForCausalLM", _olmo2),
-    "phi3": Model("phi3", "Phi3ForCausalLM", _phi3),
+    "phi3": Model("phi3", "Phi3ForCausalLM", _phi3, is_partial=True, has_factors=True),
     "qwen2": Model("qwen2", "Qwen2ForCausalLM", _rms),
-    "qwen2moe": Model("qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_moe),
+    "qwen2moe": Model("qwen2_moe", "Qwen2MoeForCausalLM", _qwen2_moe, norms_experts=False),
     "qwen3": Model("qwen3", "Qwen3ForCausalLM", _rms),
-    "qwen3moe": Model("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen3moe": Model("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe, norms_experts=True),
     "smollm3": Model("smollm3", "SmolLM3ForCausalLM", _smollm3),
     "starcoder2": Model("starcoder2", "Starcoder2ForCausalLM", _starcoder2),
 }

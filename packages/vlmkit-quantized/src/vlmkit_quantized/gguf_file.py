@@ -1,10 +1,13 @@
 """The header and the tensors of a GGUF file, in bounded time and memory.
 
 Source of the format: ``docs/gguf.md`` of ggml, versions 2 and 3. Reads weights only when they are
-asked for, one tensor or some rows of it at a time. Does not know which model a file has, and reads
-no file that is one of several parts.
+asked for, one tensor or some rows of it at a time. A file is never mapped into memory, because a
+process that reads a mapped file ends when another one shortens it. Does not know which model a file
+has, and reads no file that is one of several parts.
 """
 
+import os
+import stat
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_blocks import BLOCK_FORMATS
-from vlmkit_quantized.stored import Floats, StoredArray
+from vlmkit_quantized.stored import TYPES, Floats, widened
 from vlmkit_quantized.weight import QuantizedLinear
 
 MAGIC = b"GGUF"
@@ -83,18 +86,24 @@ TYPE_NAMES: Mapping[int, str] = {
 """Types of tensors, by their numbers."""
 
 
+Version = tuple[int, int, int]
+"""The inode, the size in bytes and the time of the last change of a file."""
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor in a file.
 
     Attributes:
         file: the file.
+        version: of the file whose header was read.
         begin: the offset of its first byte in the file.
         type: such as ``Q4_K`` or ``F32``.
         shape: the sizes of its axes; the numbers of the last one lie side by side.
     """
 
     file: Path
+    version: Version
     begin: int
     type: str
     shape: tuple[int, ...]
@@ -117,27 +126,45 @@ class GgufTensor:
             end: the row after the last one; None for all that follow.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale is not finite, or the file has changed.
         """
-        rows = prod(self.shape[:-1])
-        octets = np.memmap(self.file, np.uint8, "r", self.begin, (rows, self._row_bytes))
-        return BLOCK_FORMATS[self.type].linear(octets[first:end])
+        first, end, _ = slice(first, end).indices(prod(self.shape[:-1]))
+        return BLOCK_FORMATS[self.type].linear(self._octets(first, end))
 
     def floats(self) -> Floats:
         """Return the values in float32, exactly.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale is not finite, or the file has changed.
         """
         if self.is_quantized:
             return self.linear().dense().reshape(self.shape)
-        return StoredArray(self.file, self.begin, self.type, self.shape).floats()
+        octets = self._octets(0, prod(self.shape[:-1]))
+        return widened(octets.view(TYPES[self.type]), self.type).reshape(self.shape)
 
     def part(self, index: int) -> "GgufTensor":
         """Return one of the tensors along the first axis."""
         shape = self.shape[1:]
         begin = self.begin + index * prod(shape[:-1]) * self._row_bytes
-        return GgufTensor(self.file, begin, self.type, shape)
+        return GgufTensor(self.file, self.version, begin, self.type, shape)
+
+    def _octets(self, first: int, end: int) -> NDArray[np.uint8]:
+        """Return the bytes of some rows, of shape ``[rows, row_bytes]``.
+
+        Raises:
+            FormatError: the file has changed since its header was read, or cannot be read.
+        """
+        shape = (max(0, end - first), self._row_bytes)
+        try:
+            with open_regular(self.file) as file:
+                file.seek(self.begin + first * self._row_bytes)
+                octets = np.fromfile(file, np.uint8, prod(shape))
+                is_same = version_of(file) == self.version
+        except OSError as error:
+            raise FormatError(f"cannot be read: {error.strerror}") from error
+        if not is_same or octets.size != prod(shape):
+            raise FormatError(f"cannot be read: the file {self.file.name!r} changed meanwhile")
+        return octets.reshape(shape)
 
     @property
     def _row_bytes(self) -> int:
@@ -161,6 +188,33 @@ class GgufFile:
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
 
+    def text(self, key: str) -> str | None:
+        """Return a field; None if it is absent or no text."""
+        value = self.fields.get(key)
+        return value if isinstance(value, str) else None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it, without waiting for a writer.
+
+    Raises:
+        FormatError: it is a pipe, a folder or a device.
+        OSError: it cannot be opened.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise FormatError(f"its GGUF file {path.name!r} is a pipe, a folder or a device")
+    return open(path, "rb", opener=opened)
+
+
+def version_of(file: BinaryIO) -> Version:
+    """Return the version of an open file."""
+    found = os.fstat(file.fileno())
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
 
 def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
     """Return the metadata of a file, and where its tensors are.
@@ -174,7 +228,7 @@ def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
             tensors of an unknown type.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         reader = _Reader(file, path, has_texts=has_texts)
         if reader.take(len(MAGIC)) != MAGIC:
             raise reader.error("is no GGUF file")
@@ -185,7 +239,7 @@ def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
         num_tensors, num_fields = reader.count(), reader.count()
         fields = _unique(reader, "field", num_fields, lambda: reader.value(reader.number("<I")))
         fields = {name: value for name, value in fields.items() if value is not None}
-        if fields.get("split.count", 1) not in (0, 1):
+        if not isinstance(parts := fields.get("split.count", 1), int) or parts not in (0, 1):
             raise reader.error("is one of several parts, which are not supported: merge them")
         listed = _unique(reader, "tensor", num_tensors, reader.tensor)
         alignment = _alignment(reader, fields)
@@ -199,7 +253,8 @@ class _Reader:
 
     def __init__(self, file: BinaryIO, path: Path, *, has_texts: bool) -> None:
         self.path = path
-        self.num_bytes = path.stat().st_size
+        self.version = version_of(file)
+        _, self.num_bytes, _ = self.version
         self._file = file
         self._has_texts = has_texts
         self._left = min(MAX_HEADER_BYTES, self.num_bytes)
@@ -214,7 +269,10 @@ class _Reader:
             what = "ends within its header" if is_cut else "has too large a header"
             raise self.error(what)
         self._left -= num_bytes
-        return self._file.read(num_bytes)
+        octets = self._file.read(num_bytes)
+        if len(octets) != num_bytes:
+            raise self.error("was shortened while its header was read")
+        return octets
 
     def number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
@@ -304,7 +362,7 @@ def _placed(
     A gap would show that the type of a tensor is another one.
     """
     tensors = {
-        name: GgufTensor(reader.path, begin + offset, kind, shape)
+        name: GgufTensor(reader.path, reader.version, begin + offset, kind, shape)
         for name, (kind, shape, offset) in listed.items()
     }
     end = begin

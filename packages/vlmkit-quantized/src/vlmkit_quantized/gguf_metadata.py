@@ -3,6 +3,7 @@
 Errors name the file and the field. Knows no family and no tokenizer.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,17 +69,28 @@ class Metadata:
             raise self.error(f"needs one number of 0 to {MAX_INTEGER} in {key!r}")
         return value
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return an integer above zero; a field without a default must be there.
+
+        Raises:
+            FormatError: it is absent, something else, or far too large.
+        """
+        if not (found := self.integer(key, default)):
+            raise self.error(f"needs a number above zero in {key!r}")
+        return found
+
     def real(self, key: str, default: float | None = None) -> float:
-        """Return a finite number; a field without a default must be there.
+        """Return a finite number above zero; a field without a default must be there.
 
         Raises:
             FormatError: it is absent, or something else.
         """
         value = self.file.fields.get(key, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not np.isfinite(value):
-            raise self.error(f"needs a finite number in {key!r}")
-        return _shortest(value)
+        found = _shortest(value) if is_number else math.nan
+        if not 0 < found < math.inf:
+            raise self.error(f"needs a finite number above zero in {key!r}")
+        return found
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean.
@@ -108,10 +120,10 @@ class Metadata:
         Raises:
             FormatError: it is absent, something else, or has another length.
         """
-        found = self.numbers(key, num)
-        if not np.isfinite(found).all():
+        found = list(map(_shortest, self.numbers(key, num)))
+        if not all(map(math.isfinite, found)):
             raise self.error(f"needs finite numbers in {key!r}")
-        return list(map(_shortest, found))
+        return found
 
     def numbers(self, key: str, num: int) -> list[Any]:
         """Return an array of numbers.
@@ -127,7 +139,8 @@ class Metadata:
 
 def _shortest(value: float) -> float:
     """Return what ``config.json`` stated: the shortest text of a file's float of 32 bits."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):
+        return float(str(np.float32(value)))
 
 
 def _is_unicode(text: str) -> bool:

@@ -17,6 +17,7 @@ from vlmkit_quantized.gguf_towers import GELU, POOLED, SILU
 
 Config = dict[str, Any]
 COLOURS = 3
+MAX_SIDE = 8192  # pixels
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
 FOLDER = (
     "put config.json, the tokenizer and preprocessor_config.json of the original model into "
@@ -77,20 +78,55 @@ class Pair:
         Raises:
             FormatError: it is absent, or something else.
         """
-        if not (found := self.tower.integer(self.vision(key), default)):
-            raise self.tower.error(f"needs a number above zero in {self.vision(key)!r}")
-        return found
+        return self.tower.size(self.vision(key), default)
 
     def tower_sizes(self) -> Config:
-        """Return common fields of ``vision_config``."""
+        """Return common fields of ``vision_config``.
+
+        Raises:
+            FormatError: one is absent or impossible.
+        """
+        self.require_multiple("embedding_length", "attention.head_count")
+        if (image := self.size("image_size")) > MAX_SIDE:
+            raise self.tower.error(f"has images of {image} pixels; {MAX_SIDE} are supported")
         return {
             "hidden_size": self.size("embedding_length"),
             "intermediate_size": self.size("feed_forward_length"),
             "num_hidden_layers": self.size("block_count"),
             "num_attention_heads": self.size("attention.head_count"),
-            "image_size": self.size("image_size"),
+            "image_size": image,
             "patch_size": self.size("patch_size"),
         }
+
+    def tokens_on_a_side(self, pooled: int) -> int:
+        """Return how many tokens a side of an image of the size in the file becomes.
+
+        Args:
+            pooled: patches on a side of a token.
+
+        Raises:
+            FormatError: the side is no multiple of such tokens.
+        """
+        image, patch = self.size("image_size"), self.size("patch_size")
+        num, rest = divmod(image, patch * pooled)
+        if rest or not num:
+            raise self.tower.error(
+                f"has images of {image} pixels ({self.vision('image_size')!r}), which are no whole "
+                f"tokens of {pooled} patches of {patch} pixels"
+            )
+        return num
+
+    def require_multiple(self, whole: str, part: str) -> None:
+        """Require that a number of the tower is a multiple of another one.
+
+        Raises:
+            FormatError: it is none.
+        """
+        if self.size(whole) % self.size(part):
+            raise self.tower.error(
+                f"has {self.size(whole)} in {self.vision(whole)!r}, which is no multiple of "
+                f"{self.size(part)} in {self.vision(part)!r}"
+            )
 
     def scaling(self) -> Config:
         """Return how pixels are scaled.
@@ -115,8 +151,7 @@ class Pair:
 
 def _gemma3(pair: Pair) -> Side:
     vision = pair.tower_sizes()
-    side, pooled = vision["image_size"] // vision["patch_size"], pair.size(FACTOR, POOLED)
-    num = (side // pooled) ** 2
+    num = pair.tokens_on_a_side(pair.size(FACTOR, POOLED)) ** 2
     config = {
         "model_type": "gemma3",
         "architectures": ["Gemma3ForConditionalGeneration"],
@@ -159,11 +194,16 @@ FACTOR = "projector.scale_factor"
 
 def _idefics3(pair: Pair) -> Side:
     vision, factor = pair.tower_sizes(), pair.size(FACTOR)
-    side = vision["image_size"] // vision["patch_size"]
+    side = pair.tokens_on_a_side(factor)
     if not pair.tower.has(pair.vision("preproc_image_size")):
         raise pair.tower.error(
             "does not state the size of whole images ('clip.vision.preproc_image_size'), as files "
             f"of older converters do not: {FOLDER}"
+        )
+    if (whole := pair.size("preproc_image_size")) > MAX_SIDE:
+        raise pair.tower.error(
+            f"makes images of {whole} pixels ('clip.vision.preproc_image_size'); {MAX_SIDE} are "
+            "supported"
         )
     config = {
         "model_type": "smolvlm",
@@ -177,17 +217,21 @@ def _idefics3(pair: Pair) -> Side:
     images = {
         "image_processor_type": "SmolVLMImageProcessor",
         "processor_class": "SmolVLMProcessor",
-        "size": {"longest_edge": pair.size("preproc_image_size")},
+        "size": {"longest_edge": whole},
         "max_image_size": {"longest_edge": vision["image_size"]},
         "resample": LANCZOS,
         "do_image_splitting": True,
         "do_pad": True,
     }
-    return Side(config, images, {"image_seq_len": (side // factor) ** 2}, {}, "llama")
+    return Side(config, images, {"image_seq_len": side**2}, {}, "llama")
 
 
 def _pixtral(pair: Pair) -> Side:
     vision, merged = pair.tower_sizes(), pair.size("spatial_merge_size", 1)
+    if vision["image_size"] < vision["patch_size"] * merged:
+        raise pair.tower.error(
+            "has images that are smaller than a patch ('clip.vision.image_size')"
+        )
     is_merging = "mm.patch_merger.weight" in pair.tower.file.tensors
     if is_merging != (merged > 1):
         raise pair.tower.error("merges patches, and states no 'clip.vision.spatial_merge_size'")
@@ -262,7 +306,7 @@ def side_of(model: Metadata, tower: Metadata) -> Side:
             f"determine how images are prepared: {FOLDER}; without a folder, {', '.join(KINDS)} "
             "are read"
         )
-    width = model.integer(model.of_model("embedding_length"))
+    width = model.size(model.of_model("embedding_length"))
     stated = tower.integer("clip.vision.projection_dim")
     if model.architecture != kind.architecture or stated != width:
         raise FormatError(

@@ -70,11 +70,11 @@ def read(path: Path) -> GgufFile:
         file = read_header(path, has_texts=False)
     except OSError as error:
         raise FormatError(f"its file {path.name!r} cannot be read: {error.strerror}") from error
-    stated = file.fields.get("general.architecture")
+    stated = file.text("general.architecture")
     if stated != ARCHITECTURE:
         raise FormatError(
             f"its file {path.name!r} should have a vision tower ({ARCHITECTURE!r}), and has the "
-            f"architecture {stated!r}"
+            f"architecture {stated!r} in 'general.architecture'"
         )
     if file.fields.get("clip.has_vision_encoder") is not True:
         raise FormatError(f"its file {path.name!r} has no vision tower")
@@ -92,7 +92,7 @@ def kind_of(file: GgufFile, name: str) -> str:
         FormatError: the file states none.
     """
     for key in ("clip.projector_type", "clip.vision.projector_type"):
-        if isinstance(found := file.fields.get(key), str):
+        if found := file.text(key):
             return found
     raise FormatError(f"its file {name!r} states no 'clip.projector_type'")
 

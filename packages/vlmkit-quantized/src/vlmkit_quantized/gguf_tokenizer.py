@@ -16,6 +16,8 @@ from vlmkit_quantized.gguf_metadata import Metadata
 Json = dict[str, Any]
 MAX_TOKENS = 2**20
 MAX_PIECE = 256  # letters of a piece of SentencePiece; all of its splits are looked up
+MAX_SPLITS = 2**24  # of all pieces; those of 256,000 tokens have 2 million
+MAX_MERGES = 2**21
 SPACE = "\u2581"
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 
@@ -144,6 +146,10 @@ def _vocabulary(found: Metadata) -> Vocabulary:
     if not 0 < len(tokens) <= MAX_TOKENS:
         raise found.error(f"has {len(tokens)} tokens, and 1 to {MAX_TOKENS} are supported")
     kinds = found.numbers("tokenizer.ggml.token_type", len(tokens))
+    if unknown := set(kinds) - set(Kind):
+        raise found.error(
+            f"has tokens of the unknown type {min(unknown)} in 'tokenizer.ggml.token_type'"
+        )
     used = [token for token, kind in zip(tokens, kinds, strict=True) if kind != Kind.UNUSED]
     if len(set(used)) != len(used) or not all(used):
         raise found.error("has two equal tokens, or an empty one")
@@ -296,11 +302,17 @@ def _merges_of_scores(found: Metadata, vocabulary: Vocabulary) -> list[tuple[str
         raise found.error("has a score that is no number in 'tokenizer.ggml.scores'")
     if long := next((piece for piece in pieces if len(piece) > MAX_PIECE), None):
         raise found.error(f"has a piece of {len(long)} letters, and {MAX_PIECE} are supported")
-    merges = []
+    if sum(map(len, pieces)) > MAX_SPLITS:
+        raise found.error(f"has pieces of over {MAX_SPLITS} letters in 'tokenizer.ggml.tokens'")
+    merges: list[tuple[str, str]] = []
     for piece, _ in sorted(pieces.items(), key=lambda item: (-scores[item[1]], item[1])):
         halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         known = [pair for pair in halves if pair[0] in pieces and pair[1] in pieces]
         merges += sorted(known, key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
+        if len(merges) > MAX_MERGES:
+            raise found.error(
+                f"has pieces in 'tokenizer.ggml.tokens' that are joined in over {MAX_MERGES} ways"
+            )
     return merges
 
 

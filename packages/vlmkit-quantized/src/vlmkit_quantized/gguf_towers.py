@@ -53,7 +53,7 @@ class TowerSizes:
     def size(self, name: str) -> int:
         """Return a number of ``vision_config``; of a pair of equal ones, one."""
         value = self.vision.get(name)
-        if isinstance(value, list) and len(set(value)) == 1:
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
         largest = MAX_LAYERS if name in ("depth", "num_hidden_layers") else 2**24
         return integer_of({f"vision_config.{name}": value}, f"vision_config.{name}", largest)
@@ -146,7 +146,7 @@ def _mlp(sizes: TowerSizes, stored: str, names: tuple[str, str], width: int, inn
     up, down = "ffn_up", "ffn_down"
     found = sizes.file.tensors.get(f"{stored}.{down}.weight")
     has_shape_of_up = found is not None and found.shape == (inner, width)
-    is_old = sizes.file.fields.get("clip.projector_type") == LLAVA.projector
+    is_old = sizes.file.text("clip.projector_type") == LLAVA.projector
     if has_shape_of_up and (inner != width or is_old):
         up, down = down, up
     yield from _linear(f"{stored}.{up}", names[0], inner, width)
@@ -346,7 +346,8 @@ CLIP = "vision_tower.vision_model"
 def _stored_layers(sizes: TowerSizes) -> int:
     """Return the layers of CLIP in a file, which may end after the last one that is used."""
     num_layers, used = sizes.size("num_hidden_layers"), max(used_layers(sizes.config))
-    return used if sizes.file.fields.get("clip.vision.block_count") == used else num_layers
+    found = sizes.file.fields.get("clip.vision.block_count")
+    return used if isinstance(found, int) and found == used else num_layers
 
 
 def _clip(sizes: TowerSizes) -> Named:

@@ -88,12 +88,12 @@ class GgufWeight:
         The weight must have a layout.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale is not finite, or the file has changed.
         """
         try:
             linear = self._part().linear()
         except FormatError as error:
-            raise FormatError(error.problem, self.stored.removesuffix(".weight")) from error
+            raise self._named(error) from error
         if heads := self.plain.num_heads:
             rows = np.arange(self.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             linear = linear.of_rows(rows)
@@ -103,16 +103,21 @@ class GgufWeight:
         """Return the values of the plain weight in float32; reads them and keeps nothing.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale is not finite, or the file has changed.
         """
         try:
             values = self._part().floats().reshape(self.shape)
         except FormatError as error:
-            raise FormatError(error.problem, self.stored.removesuffix(".weight")) from error
+            raise self._named(error) from error
         if heads := self.plain.num_heads:
             pairs = values.reshape(heads, -1, 2, *self.shape[1:])
             values = pairs.swapaxes(1, 2).reshape(self.shape)
         return values - np.float32(self.plain.added) if self.plain.added else values
+
+    def _named(self, error: FormatError) -> FormatError:
+        """Return an error with the tensor and its file."""
+        problem = f"{error.problem}, in {self.tensor.file.name!r}"
+        return FormatError(problem, self.stored.removesuffix(".weight"))
 
     def _part(self) -> GgufTensor:
         return self.tensor if self.expert is None else self.tensor.part(self.expert)
@@ -153,7 +158,7 @@ class CompositeWeight:
         """Return the values of the plain weight in float32; reads them and keeps nothing.
 
         Raises:
-            FormatError: a scale is not finite.
+            FormatError: a scale is not finite, or the file has changed.
         """
         values = [part.dense() for part in self.parts]
         return np.concatenate(values) if self.join is Join.ROWS else np.stack(values, axis=2)
@@ -323,7 +328,7 @@ def _projector(checkpoint: Checkpoint, name: str, width: int) -> Projector | Non
 
 def _check_fields(file: GgufFile, decoder: Decoder, whole: Mapping[str, Any], name: str) -> None:
     """Require the architecture and the numbers of ``config.json``."""
-    stated, config = file.fields.get("general.architecture"), decoder.config
+    stated, config = file.text("general.architecture"), decoder.config
     if stated not in decoder.architectures:
         raise FormatError(
             f"its GGUF file {name!r} has the architecture {stated!r}, and its config.json the "

@@ -75,12 +75,21 @@ class StoredArray:
         """
         if self.dtype not in FLOATS:
             raise FormatError(f"its weights have numbers of {self.dtype!r} in place of floats")
-        numbers = self.read()
-        if self.dtype == "BF16":
-            wide = numbers.astype(np.uint32)
-            wide <<= 16
-            return wide.view(np.float32)
-        return numbers.astype(np.float32)
+        return widened(self.read(), self.dtype)
+
+
+def widened(numbers: NDArray[Any], dtype: str) -> Floats:
+    """Return floating-point numbers as float32, exactly.
+
+    Args:
+        numbers: of the type that :data:`TYPES` has for their type.
+        dtype: their type, which must be one of :data:`FLOATS`.
+    """
+    if dtype == "BF16":
+        wide = numbers.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return numbers.astype(np.float32)
 
 
 class StoredArrays(Mapping[str, StoredArray]):
