@@ -206,8 +206,10 @@ class Manager:
 @pytest.mark.posix
 @pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
 @pytest.mark.parametrize("is_abstract", [False, True])
-def test_systemd_is_notified_of_start_reload_watchdog_and_stop(tmp_path, monkeypatch, is_abstract):
-    name = f"@vlmkit-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+def test_systemd_is_notified_of_start_reload_watchdog_and_stop(
+    tmp_path, socket_folder, monkeypatch, is_abstract
+):
+    name = f"@vlmkit-{os.getpid()}" if is_abstract else str(socket_folder / "notify")
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
     monkeypatch.setenv("NOTIFY_SOCKET", name)
     monkeypatch.setenv("WATCHDOG_USEC", "600000")
@@ -232,9 +234,9 @@ def test_systemd_is_notified_of_start_reload_watchdog_and_stop(tmp_path, monkeyp
 
 
 @pytest.mark.posix
-def test_systemd_gets_no_watchdog_message_while_the_event_loop_hangs(tmp_path, monkeypatch):
+def test_systemd_gets_no_watchdog_message_while_the_event_loop_hangs(monkeypatch):
     heard = []
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "1000")
     monkeypatch.setattr(Notifier, "send", lambda _, *lines: heard.extend(lines))
     gate = threading.Event()

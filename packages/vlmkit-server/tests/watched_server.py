@@ -7,15 +7,14 @@ does.
 
 import asyncio
 import contextlib
-import faulthandler
 import json
 import mmap
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,10 +45,14 @@ class Stop(NamedTuple):
 
 
 class Watch:
-    """Ticks in a loop and records missed ticks; a thread of ``faulthandler`` writes the stacks."""
+    """Ticks in a loop and records missed ticks; a thread records the stacks.
+
+    ``faulthandler`` would record them while the interpreter lock is held, but it reads frames that
+    change meanwhile, which can crash the process.
+    """
 
     def __init__(self) -> None:
-        self._traces = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+        self._traces: list[str] = []
         self._stops: list[Stop] = []
         self._num_ticks = 0
         self._past = (0.0, 0.0, 0.0)
@@ -57,15 +60,24 @@ class Watch:
     def start(self) -> None:
         self._past = self._now()
         self._tick(asyncio.get_running_loop())
+        threading.Thread(target=self._trace, daemon=True).start()
+
+    def _trace(self) -> None:
+        traced = 0
+        while True:
+            time.sleep(TRACE_AFTER_S / 2)
+            num_ticks, since_s = self._num_ticks, time.perf_counter() - self._past[0]
+            if since_s > TRACE_AFTER_S and num_ticks != traced:
+                traced = num_ticks
+                frames = sys._current_frames().values()
+                self._traces += ["".join(traceback.format_stack(frame)) for frame in frames]
 
     def report(self) -> str:
         """Return the stops and stacks since the last call, as JSON."""
         stops, self._stops = self._stops, []
-        self._traces.seek(0)
-        traces = self._traces.read()
-        self._traces.seek(0)
-        self._traces.truncate()
-        return json.dumps({"stops": stops, "ticks": self._num_ticks, "traces": traces})
+        traces, self._traces = self._traces, []
+        report = {"stops": stops, "ticks": self._num_ticks, "traces": "\n".join(traces)}
+        return json.dumps(report)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = self._now()
@@ -73,7 +85,6 @@ class Watch:
         if (stop_s := min(wall_s - TICK_S, process_s)) > MIN_STOP_S:
             self._stops.append(Stop(stop_s, wall_s, loop_s))
         self._past, self._num_ticks = now, self._num_ticks + 1
-        faulthandler.dump_traceback_later(TRACE_AFTER_S, file=self._traces)
         loop.call_later(TICK_S, self._tick, loop)
 
     @staticmethod

@@ -14,6 +14,7 @@ from mock_model import picture, script, wait_until
 from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_state import is_restarting
+from vlmkit.types.delta import reasoning_of, text_of
 from vlmkit_testing import RunnerContract
 
 pytestmark = pytest.mark.posix
@@ -164,14 +165,63 @@ def test_a_worker_that_dies_before_the_first_token_is_replaced(read):
         assert not any(each.waiting_tokens for each in model.runner._workers)
 
 
-def test_a_worker_that_dies_after_the_first_token_ends_the_stream_with_an_error():
+def parts(chunks):
+    """Return the tokens, numbers and joined deltas of each choice."""
+    found = {}
+    for chunk in chunks:
+        samples, deltas, reasons = found.setdefault(chunk.index, ([], [], []))
+        samples += chunk.samples
+        deltas += chunk.deltas
+        reasons += [chunk.finish_reason] if chunk.finish_reason else []
+    return {
+        index: (samples, text_of(deltas), reasoning_of(deltas), reasons)
+        for index, (samples, deltas, reasons) in found.items()
+    }
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_read", [1, 7])
+def test_a_worker_that_dies_after_the_first_token_is_replaced_where_it_was(num_read, is_async):
+    text = script(text="abcdefgh stop here" * 3, latency_s=0.05, reasoning="because")
+    with workers(2) as processes, load(processes) as model, vlmkit.load("mock") as here:
+        options = {"seed": 3, "n": 2, "temperature": 1.0, "logprobs": True, "stop": ["rehab"]}
+        asked = here.request(text, images=[picture()], **options)
+        expected = here.runner.submit(asked)
+        stream = model.runner.submit(asked)
+
+        async def read():
+            chunks = []
+            while new := await stream.next_chunks():
+                chunks += new
+                if len(chunks) >= num_read and all(process.is_alive for process in processes):
+                    busy(model, processes).kill()
+            return chunks
+
+        if is_async:
+            chunks = asyncio.run(read())
+        else:
+            chunks = []
+            for chunk in stream:
+                chunks.append(chunk)
+                if len(chunks) == num_read:
+                    busy(model, processes).kill()
+        assert sum(process.is_alive for process in processes) == 1
+        assert parts(chunks) == parts(expected)
+        assert stream.usage.completion_tokens == expected.usage.completion_tokens
+        wait_until(lambda: not num_open(model.runner))
+        assert not any(each.waiting_tokens for each in model.runner._workers)
+
+
+def test_another_answer_of_another_worker_ends_the_stream_with_an_error(monkeypatch):
     with workers(2) as processes, load(processes) as model:
-        slow = script(text="x", tokens=4000, latency_s=0.01)
-        stream = model.submit(model.request(slow, max_tokens=4000))
-        asyncio.run(stream.next_chunks())
+        slow = script(text="abcdefgh" * 8, latency_s=0.05)
+        stream = model.submit(model.request(slow))
+        chunks = asyncio.run(stream.next_chunks())
+        monkeypatch.setattr(stream._read._choices[0], "_token_ids", [7] * len(chunks))
         busy(model, processes).kill()
-        with pytest.raises(EngineError, match=r"worker 127.0.0.1:\d+ is lost"):
+        with pytest.raises(EngineError, match="another one gives another answer: a token differs"):
             list(stream)
+        wait_until(lambda: not num_open(model.runner))
         assert model.generate("hello").text == "hello"
 
 

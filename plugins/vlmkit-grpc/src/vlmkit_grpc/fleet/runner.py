@@ -92,8 +92,8 @@ class FleetRunner(Replicas):
     """Answers requests with several workers of one model.
 
     A request goes to the worker that saves most of its prompt, or has least to do; see
-    :mod:`vlmkit_grpc.fleet.routing`. If the worker is lost before the first token, another one
-    answers with the same seed. A request with which two workers were lost is refused.
+    :mod:`vlmkit_grpc.fleet.routing`. If the worker is lost, another one answers with the same seed.
+    A request with which two workers were lost is refused.
 
     Args:
         runners: the workers.
@@ -222,9 +222,9 @@ class FleetRunner(Replicas):
     def _stream(self, route: _Route, place: int, stream: AnswerStream) -> AnswerStream:
         """Return the stream for the reader, which outlasts the worker."""
 
-        def start_again(error: EngineError, *, is_read: bool) -> AnswerStream:
+        def start_again(error: EngineError) -> AnswerStream:
             nonlocal place
-            self._give_up(route, place, error, is_read=is_read)
+            self._give_up(route, place, error)
             place, again = self._start(route)
             return again
 
@@ -236,17 +236,15 @@ class FleetRunner(Replicas):
             self._workers[place].waiting_tokens -= route.waiting_tokens
             route.waiting_tokens = 0
 
-    def _give_up(
-        self, route: _Route, place: int, error: EngineError | QueueFull, *, is_read: bool = False
-    ) -> None:
-        """Take a request from a worker, so that another one may get it, unless a part was read.
+    def _give_up(self, route: _Route, place: int, error: EngineError | QueueFull) -> None:
+        """Take a request from a worker, so that another one may get it.
 
         Raises:
             VlmkitError: the error, if no other worker may.
         """
         self._leave(route, place)
         others = [each for each in self.ready() if each not in route.tried]
-        if is_read or not others or len(route.tried) >= MAX_WORKERS or self._is_closed:
+        if not others or len(route.tried) >= MAX_WORKERS or self._is_closed:
             if isinstance(error, EngineFailed) and self.is_ready:  # the fleet has not failed
                 raise WorkerLostError(str(error), hint="try again later") from error
             raise error

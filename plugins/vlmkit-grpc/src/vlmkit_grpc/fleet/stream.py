@@ -1,52 +1,44 @@
-"""The stream of a fleet: another worker answers if one is lost before the first token."""
+"""The stream of a fleet: another worker answers if one is lost.
+
+The other worker computes the answer again, with the same seed. The reader gets what follows the
+part that it has. If the answers differ, the stream ends with an error.
+"""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence as Seq
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import AnswerStream
 from vlmkit.types.completion import Chunk, Completion, FinishReason, Timings, Usage
+from vlmkit_grpc.fleet.read_answer import OtherAnswerError, ReadAnswer
 
 T = TypeVar("T")
-
-
-class StartAgain(Protocol):
-    """Returns the stream of another worker."""
-
-    def __call__(self, error: EngineError, *, is_read: bool) -> AnswerStream:
-        """Return the stream, or raise the error if no other worker may answer.
-
-        Args:
-            error: how the stream of the worker ended.
-            is_read: whether a reader has a part of its answer.
-        """
-        ...
 
 
 class FleetStream:
     """The stream of a worker, or of the one that took its place; dropping it aborts the request.
 
-    A reader of the whole answer has seen nothing before its end, so another worker may answer at
-    any time.
-
     Args:
         stream: the stream of the first worker.
-        start_again: returns the stream of another worker.
-        on_first: called once, when the first chunk has come or the answer has ended.
+        start_again: called with the error of a lost worker; returns the stream of another one, or
+            raises the error if none may answer.
+        on_first: called for each worker, when its first chunk has come or the answer has ended.
     """
 
     def __init__(
         self,
         stream: AnswerStream,
-        start_again: StartAgain,
+        start_again: Callable[[EngineError], AnswerStream],
         on_first: Callable[[], None],
     ) -> None:
         self._stream = stream
         self._start_again = start_again
-        self._on_first: Callable[[], None] | None = on_first
-        self._is_read = False
-        self._is_aborted = False
+        self._on_first = on_first
+        self._is_waiting = True
+        self._read = ReadAnswer()
+        self._aborted = threading.Event()
 
     def __del__(self) -> None:
         self._note_first()
@@ -85,8 +77,10 @@ class FleetStream:
         while True:
             try:
                 for chunk in self._stream:
-                    self._note_read()
-                    yield chunk
+                    self._note_first()
+                    yield from self._new([chunk])
+            except OtherAnswerError:
+                raise
             except EngineError as error:
                 self._replace(error)
             else:
@@ -108,9 +102,12 @@ class FleetStream:
         Raises:
             VlmkitError: the request failed.
         """
-        chunks = await self._answered(lambda stream: stream.next_chunks())
-        self._note_read()
-        return chunks
+        while chunks := await self._answered(lambda stream: stream.next_chunks()):
+            self._note_first()
+            if new := self._new(chunks):
+                return new
+        self._note_first()
+        return []
 
     def result(self) -> Completion:
         """Wait for the end and return the whole completion.
@@ -135,9 +132,21 @@ class FleetStream:
 
     def abort(self) -> None:
         """Stop generating and free all resources; no effect if the answer has ended."""
-        self._is_aborted = True
+        self._aborted.set()
         self._note_first()
         self._stream.abort()
+
+    def _new(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return what the reader has not.
+
+        Raises:
+            OtherAnswerError: another worker gives another answer.
+        """
+        try:
+            return self._read.new(chunks)
+        except OtherAnswerError:
+            self.abort()
+            raise
 
     async def _answered(self, read: Callable[[AnswerStream], Awaitable[T]]) -> T:
         """Read the stream, and that of another worker if one is lost."""
@@ -151,22 +160,18 @@ class FleetStream:
         """Let another worker answer.
 
         Raises:
-            VlmkitError: a part of the answer was read already, or no worker may answer.
+            VlmkitError: the request was aborted, or no worker may answer.
         """
-        try:
-            stream = self._start_again(error, is_read=self._is_read or self._is_aborted)
-        except BaseException:
-            self._note_first()
-            raise
-        self._stream = stream
-        if self._is_aborted:  # meanwhile, in another thread
-            stream.abort()
-
-    def _note_read(self) -> None:
-        self._is_read = True
         self._note_first()
+        if self._aborted.is_set():
+            raise error
+        self._stream = self._start_again(error)
+        self._is_waiting = True
+        self._read.begin_again()
+        if self._aborted.is_set():  # meanwhile, in another thread
+            self._stream.abort()
 
     def _note_first(self) -> None:
-        on_first, self._on_first = self._on_first, None
-        if on_first is not None:
-            on_first()
+        if self._is_waiting:
+            self._is_waiting = False
+            self._on_first()
