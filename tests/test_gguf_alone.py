@@ -464,6 +464,15 @@ FLAWS = {
     ),
     "above zero in 'llama.rope.scaling.factor'": field("llama.rope.scaling.factor", 0.0),
     ".gguf' needs a text in 'general.architecture'": field("general.architecture", [1, 2]),
+    "has a token of 2000 letters in 'tokenizer.ggml.tokens'": field(
+        f"{TOKENS}.tokens", ["a" * 2000, *map(str, range(383))]
+    ),
+    "has 383 tokens in 'tokenizer.ggml.tokens', and 384 embeddings": field(
+        f"{TOKENS}.tokens", list(map(str, range(383)))
+    ),
+    "has chat templates of 2000000 letters in 'tokenizer.chat_template'": field(
+        "tokenizer.chat_template", "a" * 2_000_000
+    ),
     "has tokens of the unknown type 9 in": field(f"{TOKENS}.token_type", [9] * 384),
     "has values of another size than keys": field("llama.attention.value_length", 5),
     "scales rotations by 'su'": field("llama.rope.scaling.type", "su"),
@@ -505,14 +514,31 @@ def test_equal_tokens_and_bytes_that_are_no_text_are_rejected(tmp_path: Path) ->
             gguf_tokenizer.tokenizer_of(found)
 
 
-def test_a_long_piece_is_rejected_in_little_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num", "problem"), [(257, "a piece of 257 letters"), (10**6, "a token of 1000000 letters")]
+)
+def test_a_long_piece_is_rejected_in_little_time(num: int, problem: str, tmp_path: Path) -> None:
     def write(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
-        writer.add_token_list(["<unk>", "a" * 10**6])
+        writer.add_token_list(["<unk>", "a" * num])
         writer.add_token_scores([0.0, 0.0])
         writer.add_token_types([gguf.TokenType.UNKNOWN, gguf.TokenType.NORMAL])
 
-    with pytest.raises(FormatError, match="a piece of 1000000 letters"):
+    with pytest.raises(FormatError, match=problem):
+        gguf_tokenizer.tokenizer_of(written(tmp_path, write))
+
+
+def test_very_many_control_tokens_are_rejected(tmp_path: Path) -> None:
+    tokens = [f"<|{number:060}|>" for number in range(20_000)]
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(["a", "b", "ab", *tokens])
+        writer.add_token_types([gguf.TokenType.NORMAL] * 3 + [gguf.TokenType.CONTROL] * 20_000)
+        writer.add_token_merges(["a b"])
+
+    with pytest.raises(FormatError, match="has control tokens of 1280000 letters in"):
         gguf_tokenizer.tokenizer_of(written(tmp_path, write))
 
 

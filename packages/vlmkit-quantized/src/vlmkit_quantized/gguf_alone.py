@@ -22,6 +22,7 @@ from vlmkit_quantized.gguf_pair import Side, side_of
 from vlmkit_quantized.gguf_tokenizer import tokenizer_of
 
 SUFFIX = ".gguf"
+MAX_TEMPLATE = 2**20  # letters
 TEMPLATE = "tokenizer.chat_template"
 NAMED_TEMPLATE = re.compile(rf"{re.escape(TEMPLATE)}\.([a-z0-9_]{{1,64}})")
 ENDS = ("eos", "eot", "eom")
@@ -114,10 +115,19 @@ def _with_images(text: dict[str, Any], side: Side) -> dict[str, Any]:
 
 
 def _templates(found: Metadata) -> dict[str, str]:
-    """Return the chat templates by their names."""
+    """Return the chat templates by their names.
+
+    Raises:
+        FormatError: one is no text, or they are too long.
+    """
     named = {
         match[1]: found.text(key)
         for key in found.file.fields
         if (match := NAMED_TEMPLATE.fullmatch(key))
     }
-    return {"default": found.text(TEMPLATE)} | named if found.has(TEMPLATE) else named
+    listed = {"default": found.text(TEMPLATE)} | named if found.has(TEMPLATE) else named
+    if (num := sum(map(len, listed.values()))) > MAX_TEMPLATE:
+        raise found.error(
+            f"has chat templates of {num} letters in {TEMPLATE!r}, and {MAX_TEMPLATE} are supported"
+        )
+    return listed

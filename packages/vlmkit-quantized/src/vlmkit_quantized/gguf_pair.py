@@ -105,14 +105,14 @@ class Pair:
             pooled: patches on a side of a token.
 
         Raises:
-            FormatError: the side is no multiple of such tokens.
+            FormatError: the patches are no multiple of such tokens.
         """
-        image, patch = self.size("image_size"), self.size("patch_size")
-        num, rest = divmod(image, patch * pooled)
+        patches = self.size("image_size") // self.size("patch_size")  # pixels beyond have none
+        num, rest = divmod(patches, pooled)
         if rest or not num:
             raise self.tower.error(
-                f"has images of {image} pixels ({self.vision('image_size')!r}), which are no whole "
-                f"tokens of {pooled} patches of {patch} pixels"
+                f"has images of {patches} patches on a side ({self.vision('image_size')!r}), which "
+                f"are no whole tokens of {pooled}"
             )
         return num
 

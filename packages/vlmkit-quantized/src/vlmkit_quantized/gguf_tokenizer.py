@@ -15,6 +15,8 @@ from vlmkit_quantized.gguf_metadata import Metadata
 
 Json = dict[str, Any]
 MAX_TOKENS = 2**20
+MAX_LETTERS = 2**10  # of a token
+MAX_ADDED_LETTERS = 2**20  # of all added tokens; the library tokenizers takes 140 bytes for each
 MAX_PIECE = 256  # letters of a piece of SentencePiece; all of its splits are looked up
 MAX_SPLITS = 2**24  # of all pieces; those of 256,000 tokens have 2 million
 MAX_MERGES = 2**21
@@ -145,6 +147,16 @@ def _vocabulary(found: Metadata) -> Vocabulary:
     tokens = found.texts("tokenizer.ggml.tokens")
     if not 0 < len(tokens) <= MAX_TOKENS:
         raise found.error(f"has {len(tokens)} tokens, and 1 to {MAX_TOKENS} are supported")
+    table = found.file.tensors.get("token_embd.weight")
+    if table is not None and table.shape[0] != len(tokens):
+        raise found.error(
+            f"has {len(tokens)} tokens in 'tokenizer.ggml.tokens', and {table.shape[0]} embeddings"
+        )
+    if (num := max(map(len, tokens))) > MAX_LETTERS:
+        raise found.error(
+            f"has a token of {num} letters in 'tokenizer.ggml.tokens', and {MAX_LETTERS} are "
+            "supported"
+        )
     kinds = found.numbers("tokenizer.ggml.token_type", len(tokens))
     if unknown := set(kinds) - set(Kind):
         raise found.error(
@@ -186,6 +198,11 @@ def _added(found: Metadata, vocabulary: Vocabulary, *, is_pieces: bool) -> list[
     """Return the tokens that are found in a text before it is split."""
     swallows = found.architecture == "phi3" and is_pieces
     kinds = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+    if (num := sum(len(token) for _, token in vocabulary.of_kinds(*kinds))) > MAX_ADDED_LETTERS:
+        raise found.error(
+            f"has control tokens of {num} letters in 'tokenizer.ggml.tokens', and "
+            f"{MAX_ADDED_LETTERS} are supported"
+        )
     return [
         {
             "id": number,
