@@ -33,6 +33,7 @@ MODULES = {
     "plugins.hookspecs",
     "plugins.kinds",
     "plugins.registry",
+    "running.fleet",
     "running.remote_runner",
     "running.replicas",
 }

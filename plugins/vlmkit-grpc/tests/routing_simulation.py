@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit.running.fleet.prompt_keys import affinity_of, segments
+from vlmkit.running.fleet.routing import SEQUENCE_TOKENS, Candidate, choose
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit.types.request import Request
-from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit_grpc.fleet.prompt_keys import segments
-from vlmkit_grpc.fleet.routing import Candidate, choose
-from vlmkit_grpc.fleet.runner import SEQUENCE_TOKENS, affinity_of
 
 PREFILL_TOKENS_PER_S = 4000.0
 TOKEN_S = 0.02  # of each sequence that generates

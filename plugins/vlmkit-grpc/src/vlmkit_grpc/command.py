@@ -54,7 +54,8 @@ def worker(
 
 def _run(chosen: CommandModel, settings: WorkerSettings, access: Access) -> bool:
     """Load the model and serve it; return whether the end was wanted."""
-    from vlmkit_grpc.watch import OBSERVER, CacheObserver, LoadObserver
+    from vlmkit.running.fleet.waiting_tokens import OBSERVER, LoadObserver
+    from vlmkit_grpc.watch import CacheObserver
     from vlmkit_grpc.worker import Worker
 
     digest = chosen.files().fingerprint

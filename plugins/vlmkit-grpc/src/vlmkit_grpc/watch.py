@@ -6,52 +6,17 @@ of their sessions. A watcher that reads too slowly gets the whole cache again.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 
-from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.cache_events import CacheBlock as Block, CacheChange as Change
-from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
+from vlmkit.running.fleet.waiting_tokens import waiting_tokens
 from vlmkit_grpc.protocol.worker_pb2 import CacheBlock, CacheChange, Load, WatchReply
 
-OBSERVER = "worker"
-"""The name of the load among the observed numbers of a runner's statistics."""
-WAITING_TOKENS = "waiting_tokens"
 LOOK_S = 0.05  # between two looks at the load
 MAX_BLOCKS = 100  # of one reply
 MAX_CHANGES = 1000  # that wait for a watcher; then it gets the whole cache
-
-
-class LoadObserver(Observer):
-    """Counts the tokens of prompts that were accepted and have no answer yet."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[RequestFacts, int] = {}
-        self._num_tokens = 0
-
-    def accepted(self, request: RequestFacts, at_s: float) -> None:  # noqa: ARG002
-        """Count the prompt of a request."""
-        self._waiting[request] = request.prompt_tokens
-        self._num_tokens += request.prompt_tokens
-
-    def first_token(self, request: RequestFacts, at_s: float) -> None:  # noqa: ARG002
-        """The prompt is computed."""
-        self._leave(request)
-
-    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:  # noqa: ARG002
-        """The request ended, perhaps before its first token."""
-        self._leave(request)
-
-    def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:  # noqa: ARG002
-        """The request failed."""
-        self._leave(request)
-
-    def _leave(self, request: RequestFacts) -> None:
-        self._num_tokens -= self._waiting.pop(request, 0)
-
-    def stats(self) -> Mapping[str, float]:
-        """Return the tokens that wait."""
-        return {WAITING_TOKENS: self._num_tokens}
 
 
 class CacheObserver(Observer):
@@ -156,7 +121,7 @@ def load_of(runner: Runner, *, is_draining: bool) -> Load:
     """Return the load of a worker."""
     stats = runner.stats()
     load = Load(
-        waiting_tokens=int(stats.observed.get(OBSERVER, {}).get(WAITING_TOKENS, 0)),
+        waiting_tokens=waiting_tokens(stats),
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,
         is_full=runner.is_full,

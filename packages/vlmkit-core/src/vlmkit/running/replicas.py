@@ -160,18 +160,7 @@ class Replicas:
 
     def stats(self) -> RunnerStats:
         """Return the sums over all replicas, also of those that failed."""
-        each = [runner.stats() for runner in self.runners]
-        free = [stats.num_free_tokens for stats in each if stats.num_free_tokens is not None]
-        names = dict.fromkeys(name for stats in each for name in stats.observed)
-        return RunnerStats(
-            sum(stats.num_running for stats in each),
-            sum(stats.num_waiting for stats in each),
-            sum(stats.num_feature_hits for stats in each),
-            sum(stats.num_feature_misses for stats in each),
-            _sum(stats.counters for stats in each),
-            {name: _sum(stats.observed.get(name, {}) for stats in each) for name in names},
-            sum(free) if free else None,
-        )
+        return sum_of_stats([runner.stats() for runner in self.runners])
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the running ones; return whether all ended in time."""
@@ -226,6 +215,21 @@ class Replicas:
         num_left = sum(runner.is_ready for runner in self.runners)
         name, num = self.facts.name, len(self.runners)
         log.error("model %r: replica %d of %d failed, %d left", name, place + 1, num, num_left)
+
+
+def sum_of_stats(each: Seq[RunnerStats]) -> RunnerStats:
+    """Return the sums of the statistics of several runners."""
+    free = [stats.num_free_tokens for stats in each if stats.num_free_tokens is not None]
+    names = dict.fromkeys(name for stats in each for name in stats.observed)
+    return RunnerStats(
+        sum(stats.num_running for stats in each),
+        sum(stats.num_waiting for stats in each),
+        sum(stats.num_feature_hits for stats in each),
+        sum(stats.num_feature_misses for stats in each),
+        _sum(stats.counters for stats in each),
+        {name: _sum(stats.observed.get(name, {}) for stats in each) for name in names},
+        sum(free) if free else None,
+    )
 
 
 def admitted_once(admit: Admit | None) -> Admit | None:

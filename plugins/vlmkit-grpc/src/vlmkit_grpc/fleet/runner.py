@@ -8,29 +8,27 @@ from dataclasses import dataclass, field
 
 from vlmkit.errors import EngineError, EngineFailed, QueueFull
 from vlmkit.interfaces.runner import Admit, AnswerStream
+from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit.running.fleet.prompt_keys import (
+    LARGE_BYTES,
+    Segment,
+    affinity_of,
+    num_content_bytes,
+    segments,
+)
+from vlmkit.running.fleet.routing import SEQUENCE_TOKENS, Candidate, choose
+from vlmkit.running.fleet.stream import FleetStream
+from vlmkit.running.fleet.waiting_tokens import waiting_tokens
 from vlmkit.running.remote_runner.runner import RemoteRunner
 from vlmkit.running.replicas import Replicas, admitted_once
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
-from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit_grpc.fleet.prompt_keys import (
-    LARGE_BYTES,
-    Segment,
-    first_question,
-    num_content_bytes,
-    segments,
-)
-from vlmkit_grpc.fleet.routing import Candidate, choose
-from vlmkit_grpc.fleet.stream import FleetStream
 from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
-from vlmkit_grpc.watch import OBSERVER, WAITING_TOKENS
 
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 3
 """The most workers that one request is sent to, one after another."""
-SEQUENCE_TOKENS = 32
-"""What a sequence that generates counts in a queue, in tokens of prompts."""
 
 
 @dataclass(eq=False)
@@ -78,11 +76,11 @@ class _Worker:
             self.estimate.clear()
         stats = self.runner.stats()
         num_sequences = stats.num_running + stats.num_waiting
-        others = stats.observed.get(OBSERVER, {}).get(WAITING_TOKENS, 0)  # of all gateways
+        others = waiting_tokens(stats)  # of all gateways
         return Candidate(
             self._peer.who,
             self.estimate.held_tokens(route.parts, route.sizes),
-            max(self.waiting_tokens, int(others)) + SEQUENCE_TOKENS * num_sequences,
+            max(self.waiting_tokens, others) + SEQUENCE_TOKENS * num_sequences,
             num_sequences,
             self.runner.is_full,
         )
@@ -92,7 +90,7 @@ class FleetRunner(Replicas):
     """Answers requests with several workers of one model.
 
     A request goes to the worker that saves most of its prompt, or has least to do; see
-    :mod:`vlmkit_grpc.fleet.routing`. If the worker is lost, another one answers with the same seed.
+    :mod:`vlmkit.running.fleet.routing`. If the worker is lost, another one answers with the same seed.
     A request with which two workers were lost is refused.
 
     Args:
@@ -249,9 +247,3 @@ class FleetRunner(Replicas):
                 raise WorkerLostError(str(error), hint="try again later") from error
             raise error
         log.warning("a request goes to another worker: %s", error)
-
-
-def affinity_of(parts: Seq[Segment]) -> bytes:
-    """Return what requests share that should meet: the first image, or the first question."""
-    images = (each.image for each in parts if each.image)
-    return next(images, None) or first_question(parts)

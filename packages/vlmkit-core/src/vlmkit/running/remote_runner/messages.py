@@ -252,6 +252,19 @@ class Blocks:
     change: CacheChange
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """One of several processes of a connection has ended with its requests; never sent.
+
+    Attributes:
+        numbers: its open requests and calls.
+        error: the error of each.
+    """
+
+    numbers: tuple[int, ...]
+    error: VlmkitError
+
+
 MESSAGES: dict[str, type[Any]] = {
     **TYPES,
     "runner.submit": Submit,

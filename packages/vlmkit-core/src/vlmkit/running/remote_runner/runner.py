@@ -37,6 +37,7 @@ from vlmkit.running.remote_runner.messages import (
     Drain,
     Drained,
     Entry,
+    Lost,
     Malformed,
     News,
     Refused,
@@ -403,6 +404,8 @@ class RemoteRunner:
                 opened.decide(message.demand)
         elif isinstance(message, Refused | Malformed):
             self._refused(message, wakeups)
+        elif isinstance(message, Lost):
+            self._lose(message, wakeups)
         elif isinstance(message, Tokenized | Detokenized | Drained):
             self._answered(message)
         elif isinstance(message, State):
@@ -453,6 +456,18 @@ class RemoteRunner:
             opened.fail(message.error, wakeups, message)
         if (answer := self._calls.pop(message.number, None)) is not None:
             _fail(answer, message.error)
+
+    def _lose(self, message: Lost, wakeups: Wakeups) -> None:
+        """Fail what one of several processes had in progress, and suspect these requests."""
+        opened = [
+            each for n in message.numbers if (each := self._requests.pop(n, None)) is not None
+        ]
+        self._quarantine.crash([(each.request, each.ticket) for each in opened])
+        for each in opened:
+            each.fail(copy(message.error), wakeups)
+        for number in message.numbers:
+            if (answer := self._calls.pop(number, None)) is not None:
+                _fail(answer, copy(message.error))
 
     def _answered(self, message: Tokenized | Detokenized | Drained) -> None:
         answer = self._calls.pop(message.number, None)

@@ -20,6 +20,8 @@ COMPUTED_WEIGHT = 8
 cached tokens on two workers, and later moves; `benchmarks/routing_policies.py` compares."""
 MIN_HELD_TOKENS = 64
 """Fewer tokens, such as the start of every conversation, save nothing."""
+SEQUENCE_TOKENS = 32
+"""What a sequence that generates counts in a queue, in tokens of prompts."""
 
 
 @dataclass(frozen=True, slots=True)

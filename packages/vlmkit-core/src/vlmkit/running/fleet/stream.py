@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import AnswerStream
+from vlmkit.running.fleet.read_answer import OtherAnswerError, ReadAnswer
 from vlmkit.types.completion import Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit_grpc.fleet.read_answer import OtherAnswerError, ReadAnswer
 
 T = TypeVar("T")
 

@@ -68,6 +68,12 @@ def first_question(parts: Seq[Segment]) -> bytes:
     return parts[ends[first + 1] - 1 if first + 1 < len(ends) else -1].key
 
 
+def affinity_of(parts: Seq[Segment]) -> bytes:
+    """Return what requests share that should meet: the first image, or the first question."""
+    images = (each.image for each in parts if each.image)
+    return next(images, None) or first_question(parts)
+
+
 def num_content_bytes(request: Request) -> int:
     """Return the size of what :func:`segments` reads: images, files and texts."""
     parts = [part for message in request.messages for part in message.parts]

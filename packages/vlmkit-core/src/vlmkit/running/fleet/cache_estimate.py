@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
-from vlmkit_grpc.fleet.prompt_keys import Segment
+from vlmkit.running.fleet.prompt_keys import Segment
 
 MAX_ENTRIES = 100_000
 

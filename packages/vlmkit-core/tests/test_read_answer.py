@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from vlmkit.running.fleet.read_answer import OtherAnswerError, ReadAnswer
 from vlmkit.types.completion import Chunk
 from vlmkit.types.delta import (
     ReasoningDelta,
@@ -13,7 +14,6 @@ from vlmkit.types.delta import (
     tool_calls_of,
 )
 from vlmkit.types.sample import Sample
-from vlmkit_grpc.fleet.read_answer import OtherAnswerError, ReadAnswer
 
 DELTAS = st.lists(
     st.one_of(

@@ -7,18 +7,18 @@ import PIL.Image
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.types.image import Image
-from vlmkit.types.message import Message
-from vlmkit.types.request import Request
-from vlmkit_grpc.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit_grpc.fleet.prompt_keys import PIECE_CHARS, Segment, first_question, segments
-from vlmkit_grpc.fleet.routing import (
+from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit.running.fleet.prompt_keys import PIECE_CHARS, Segment, first_question, segments
+from vlmkit.running.fleet.routing import (
     MAX_LOAD,
     MIN_HELD_TOKENS,
     SPARE_REQUESTS,
     Candidate,
     choose,
 )
+from vlmkit.types.image import Image
+from vlmkit.types.message import Message
+from vlmkit.types.request import Request
 
 TOKENS = st.integers(0, 100_000)
 ROWS = st.tuples(TOKENS, TOKENS, st.integers(0, 300), st.booleans())

@@ -1,0 +1,1 @@
+"""Which of several processes answers a request, and another one when it is lost. Public."""
