@@ -90,8 +90,8 @@ class FleetRunner(Replicas):
     """Answers requests with several workers of one model.
 
     A request goes to the worker that saves most of its prompt, or has least to do; see
-    :mod:`vlmkit.running.fleet.routing`. If the worker is lost, another one answers with the same seed.
-    A request with which two workers were lost is refused.
+    :mod:`vlmkit.running.fleet.routing`. If the worker is lost, another one answers with the same
+    seed. A request with which two workers were lost is refused.
 
     Args:
         runners: the workers.
