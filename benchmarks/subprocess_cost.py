@@ -1,4 +1,4 @@
-"""The CPU time that a runner in another process adds to requests and tokens, on the mock.
+"""The CPU time that a runner in another process adds to requests, tokens and images, on the mock.
 
 The mock's engine takes no time, so what differs between the two runners is the way of requests and
 chunks between the processes. CPU time is that of this process and of the other one: the child of
@@ -11,6 +11,7 @@ Both runners are measured in turn, in alternating order, and the table has media
 
 import argparse
 import asyncio
+import io
 import json
 import os
 import statistics
@@ -22,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import tables
 
 import vlmkit
@@ -66,14 +69,43 @@ def elsewhere(runner: str) -> Iterator[vlmkit.Model]:
                 worker.terminate()
 
 
-async def read_answer(model: vlmkit.Model, num_tokens: int) -> None:
+async def read_answer(model: vlmkit.Model, num_tokens: int, *images: bytes) -> None:
     """Read an answer of so many tokens."""
     prompt = json.dumps({"mock": {"text": "x", "tokens": num_tokens}})
-    stream = await model.runner.asubmit(
-        model.request(prompt, max_tokens=num_tokens), lambda _: None
-    )
+    request = model.request(prompt, images=images, max_tokens=num_tokens)
+    stream = await model.runner.asubmit(request, lambda _: None)
     while await stream.next_chunks():
         pass
+
+
+def noise(chance: np.random.Generator, side: int) -> bytes:
+    """Return a PNG file that is as large as its pixels."""
+    content = io.BytesIO()
+    pixels = chance.integers(256, size=(side, side, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(content, "PNG", compress_level=1)
+    return content.getvalue()
+
+
+def image_costs(models: Sequence[vlmkit.Model], num_rounds: int, side: int) -> tuple[str, ...]:
+    """Return the size of an image, and what its way adds for each megabyte."""
+    chance = np.random.default_rng(side)
+    cpu_differences, waits = [], []
+    for number in range(num_rounds):
+        order = models if number % 2 else models[::-1]
+        image, used_s, waited_s = noise(chance, side), {}, {}
+        for model in order:
+            before, began_s = cpu_s(model), time.perf_counter()
+            for _ in range(20):
+                asyncio.run(read_answer(model, 1, image))
+            waited_s[id(model)] = time.perf_counter() - began_s
+            time.sleep(0.1)
+            used_s[id(model)] = cpu_s(model) - before
+        megabytes = 20 * len(image) / 1e6
+        here, there = map(id, models)
+        cpu_differences.append((used_s[there] - used_s[here]) / megabytes)
+        waits.append((waited_s[there] - waited_s[here]) / megabytes)
+    cpu_ms, wait_ms = (1e3 * statistics.median(each) for each in (cpu_differences, waits))
+    return f"{len(image) / 1e6:.1f} MB", f"{cpu_ms:.2f} ms", f"{wait_ms:.2f} ms"
 
 
 async def run_load(model: vlmkit.Model, num_requests: int, num_tokens: int, at_once: int) -> None:
@@ -124,8 +156,11 @@ def main() -> None:
             answers_s = added_s(models, args.rounds, at_once, num_each, at_once)
             token_s = (answers_s - at_once * request_s) / (at_once * num_each)
             rows.append((str(at_once), f"{request_s * 1e3:.2f} ms", f"{token_s * 1e6:.1f} us"))
+        images = [image_costs((here, there), args.rounds, side) for side in (400, 850, 1700)]
     rows.append(("limit", *LIMITS[args.runner]))
     print(tables.markdown(("requests at once", "added for a request", "added for a token"), rows))
+    print()
+    print(tables.markdown(("image", "added CPU time for a MB", "added wait for a MB"), images))
 
 
 if __name__ == "__main__":
