@@ -1,12 +1,15 @@
 """The runner of several workers, in front of real processes."""
 
 import asyncio
+import random
 import signal
+import threading
+import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from test_grpc_runner import FEW, noise, num_open, random_requests, same_outcomes
+from test_grpc_runner import FEW, noise, num_open, outcome, random_requests, same_outcomes
 from workers import WorkerProcess, worker
 
 import vlmkit
@@ -302,9 +305,85 @@ def test_while_all_workers_are_gone_requests_are_refused_and_may_come_again_late
 
 
 def test_images_of_many_megabytes_reach_the_worker_that_has_them(model):
-    import random
-
     image = noise(random.Random(2), 1200)
     texts = Counter(model.generate("what?", images=[image]).text for _ in range(4))
     assert len(texts) == 1
     assert len([*random_requests(model, 3)]) == 3
+
+
+class Clients:
+    """Threads that send requests one after another, and compare each answer that they get.
+
+    Attributes:
+        ends: how often requests ended in each way.
+        others: answers that are not those of one process.
+    """
+
+    def __init__(self, model, here, num=6):
+        self._model = model
+        self._requests = list(random_requests(here, 40))
+        self._expected = [outcome(here.runner, each, aborts=False) for each in self._requests]
+        self._is_over = threading.Event()
+        self.ends = Counter()
+        self.others = []
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(num)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(300)
+        assert not any(thread.is_alive() for thread in self._threads), "a request never ended"
+
+    def _ask(self, number):
+        chance = random.Random(number)
+        while not self._is_over.is_set():
+            place = chance.randrange(len(self._requests))
+            found = outcome(self._model.runner, self._requests[place], aborts=False)
+            if len(found) == 3 or found == self._expected[place]:
+                self.ends["answered"] += 1
+                if found != self._expected[place]:
+                    self.others.append((found, self._expected[place]))
+            else:
+                self.ends[found[0].__name__, found[1].partition(":")[0][:40]] += 1
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_no_answer_is_wrong_or_lost_while_workers_die(how, socket_folder):
+    """Of three workers, one after another dies or hangs, and comes back."""
+    chance = random.Random(7)
+    listens = [f"{socket_folder}/{n}.sock" for n in range(3)]
+    processes = [WorkerProcess(listen=f"unix:{each}") for each in listens]
+    settings = {"use": "grpc", "silence_timeout_s": 2.0}
+    with (
+        ExitStack() as stack,
+        vlmkit.load("mock") as here,
+        vlmkit.load(f"grpc://{','.join(listens)}", runner=settings) as model,
+        Clients(model, here) as clients,
+    ):
+        stack.callback(lambda: [process.close() for process in processes])
+        for number in range(6):
+            place = number % 3
+            wait_until(lambda: all(each.is_ready for each in model.runner.runners))
+            before = clients.ends["answered"]
+            wait_until(lambda before=before: clients.ends["answered"] > before + 3)
+            time.sleep(chance.random() * 0.2)
+            if how == "killed":
+                processes[place].kill()
+                processes[place] = WorkerProcess(listen=f"unix:{listens[place]}")
+            else:
+                processes[place].signal(signal.SIGSTOP)
+                wait_until(lambda place=place: not model.runner.runners[place].is_ready)
+                processes[place].signal(signal.SIGCONT)
+        wait_until(lambda: all(each.is_ready for each in model.runner.runners))
+    print(dict(clients.ends))
+    assert not clients.others
+    refused = {end for end in clients.ends if end != "answered"}
+    # Equal requests that run in several losses are suspects.
+    assert all(name in {"QueueFull", "RequestQuarantined"} for name, _ in refused), refused
+    assert clients.ends["answered"] > 50
