@@ -218,6 +218,18 @@ def test_a_scale_that_is_not_finite_is_rejected_with_the_tensor(
         vlmkit.load(made.folder, **TORCH)
 
 
+def test_experts_behind_an_axis_of_one_number_are_the_same(source: Source, tmp_path: Path) -> None:
+    def wrap(arrays: Arrays) -> None:
+        for name, (array, type_) in arrays.items():
+            if "_exps." in name:
+                arrays[name] = (array[None], type_)
+
+    made = gguf_folders.make(source("qwen3_moe"), tmp_path, change=wrap)
+    found = formats.weights(Checkpoint("m", made.folder))
+    for name, wanted in made.values.items():
+        assert torch.equal(torch.from_numpy(found[name].dense()), wanted), name
+
+
 def test_a_second_gguf_file_is_rejected_by_name(saved: Saved, tmp_path: Path) -> None:
     made = gguf_folders.make(saved("llama"), tmp_path)
     shutil.copy(made.folder / FILE, made.folder / "another.gguf")

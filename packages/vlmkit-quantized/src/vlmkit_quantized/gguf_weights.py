@@ -7,7 +7,7 @@ converter changes. Reads neither tokenizer nor hyperparameters from the files: t
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,10 @@ class GgufWeight:
         return FormatError(problem, self.stored.removesuffix(".weight"))
 
     def _part(self) -> GgufTensor:
-        return self.tensor if self.expert is None else self.tensor.part(self.expert)
+        if self.expert is None:
+            return self.tensor
+        # Some versions of the converter add axes of one number, also in front of the experts.
+        return replace(self.tensor, shape=self.plain.shape).part(self.expert)
 
 
 @dataclass(frozen=True)
