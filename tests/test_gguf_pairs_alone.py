@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -20,10 +23,12 @@ pytest.importorskip("vlmkit_torch")
 import gguf  # noqa: E402 - beside torch
 import transformers  # noqa: E402
 
+import zoo  # noqa: E402
 from parity import pipeline, runner  # noqa: E402
 from quantized_checkpoints import gguf_alone as fields, gguf_pairs  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE, mutated_headers  # noqa: E402
 from quantized_checkpoints.gguf_pairs import PAIRS, PROJECTOR  # noqa: E402
+from stub_hub import stub_hub  # noqa: E402
 from vlmkit_quantized import formats, gguf_alone, gguf_models, gguf_pair  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread", "_cache")]
@@ -145,6 +150,38 @@ def test_links_of_a_hubs_cache_are_read_with_the_tower_beside_them(
     with pipeline.load(snapshot / FILE) as served:
         ((_, samples),) = pipeline.stream_all(served, runner.requests("smolvlm")[:1])
     assert samples
+
+
+@pytest.mark.posix
+def test_a_tag_of_a_hub_answers_about_a_picture_with_the_preferred_tower(
+    source: Source, tmp_path: Path
+) -> None:
+    file, _ = alone(source("smolvlm"), tmp_path, "smolvlm")
+    tower, picture = (file.parent / PROJECTOR).read_bytes(), tmp_path / "picture.png"
+    zoo.picture(1).save(picture)
+    options = ["--image", str(picture), "--temperature", "0", "--max-tokens", "3"]
+    options += ["--set", "engine.use=torch", "--set", "engine.cache_tokens=1200"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with stub_hub() as hub:
+        towers = {f"mmproj-{kind}.gguf": tower for kind in ("F32", "F16")}
+        hub.add("org/name", main={"TINY-Q8_0.gguf": file.read_bytes(), **towers})
+        environ = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+
+        def run(*arguments: str) -> str:
+            made = [sys.executable, "-m", "vlmkit", *arguments]
+            done = subprocess.run(
+                made, env=environ, capture_output=True, timeout=600, check=False, stdin=DEVNULL
+            )
+            shown = (done.stdout + done.stderr).decode(errors="replace")
+            assert done.returncode == 0, shown
+            return shown
+
+        assert "[stopped at the limit of 3 tokens]" in run(
+            "ask", "org/name:q8_0", "What?", *options
+        )
+        assert hub.downloaded() == {"TINY-Q8_0.gguf", "mmproj-F16.gguf"}
+        for command_name in ("doctor", "plan"):
+            assert "vision tower in 'mmproj-F16.gguf'" in run(command_name, "org/name:Q8_0")
 
 
 def test_names_in_capital_letters_are_read(

@@ -448,6 +448,12 @@ def test_a_model_is_checked_once_before_it_is_fetched(tmp_path: Path) -> None:
     assert seen == ["first", "last"] * 2
 
 
+@pytest.mark.parametrize("made", ["iter(())", "[]"])
+def test_previews_may_be_an_iterator_that_cannot_be_closed(made: str, tmp_path: Path) -> None:
+    plugins = with_previews(tmp_path, **{"previews=previews": f"previews=lambda context: {made}"})
+    assert resolve("shown://m", plugins, check=refusing_check("", [])).model_type == "whole"
+
+
 @pytest.mark.parametrize(("family", "shown"), [("first", "first"), ("", "last")])
 def test_a_model_is_inspected_by_its_previews(family: str, shown: str, tmp_path: Path) -> None:
     plugins = with_previews(tmp_path)

@@ -202,7 +202,8 @@ try:
     checkpoint = resolve(asked, plugins, is_update=is_update)
     local = [resolve_local(name, plugins).file.name for name in cache.cached_models()]
     answer = {"name": checkpoint.name, "content": checkpoint.file.read_text(), "local": local,
-              "file": checkpoint.file.name, "config": checkpoint.config}
+              "file": checkpoint.file.name, "config": checkpoint.config,
+              "towers": [path.name for path in checkpoint.projectors]}
 except CheckpointError as error:
     answer = {"error": str(error), "hint": error.hint}
 print(json.dumps({**answer, "cached": cache.cached_models()}))
@@ -262,6 +263,20 @@ def test_a_tag_fetches_one_vision_tower_with_the_file(hub: Any, tmp_path: Path) 
     assert len(hub.requests) == before
     whole = fetch(hub, tmp_path, "org/name")
     assert whole["hint"].endswith("name one of them: org/name:Q4_K_M, org/name:Q8_0")
+
+
+def test_one_of_the_vision_towers_that_another_program_fetched_is_selected(
+    hub: Any, tmp_path: Path
+) -> None:
+    towers = {f"mmproj-{kind}.gguf": b"a tower" for kind in ("F32", "F16", "Q8_0")}
+    hub.add("org/name", main=GGUF_FILES | towers)
+    program = "import huggingface_hub; huggingface_hub.snapshot_download('org/name')"
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()
+    }
+    environ = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environ, timeout=600, check=True)
+    assert fetch_single(hub, tmp_path, "org/name:Q8_0")["towers"] == ["mmproj-F16.gguf"]
 
 
 def test_a_cached_file_needs_no_hub_and_another_one_is_fetched(hub: Any, tmp_path: Path) -> None:

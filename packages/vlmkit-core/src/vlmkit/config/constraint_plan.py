@@ -46,6 +46,7 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
             path=str(files.path),
             revision=files.revision,
             file=None if files.file is None else str(files.file),
+            projector=None if files.projector is None else str(files.projector),
             compiler=compiler,
             token_bytes=list(token_bytes),
         )

@@ -51,6 +51,7 @@ def pipeline_plan(
         path=str(checkpoint.path),
         revision=checkpoint.revision,
         file=None if checkpoint.file is None else str(checkpoint.file),
+        projector=None if checkpoint.projector is None else str(checkpoint.projector),
         entry=entry,
         config=Config(**own | {"model": None, "models": ()}),
         workers=workers,

@@ -105,6 +105,7 @@ def renderers(
         path=str(files.path),
         revision=files.revision,
         file=None if files.file is None else str(files.file),
+        projector=None if files.projector is None else str(files.projector),
         model=model,
         tokenizer=tokenizer,
         media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],

@@ -24,6 +24,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
         path: the folder of the checkpoint.
         revision: the revision of the checkpoint.
         file: the single file of the checkpoint; None for other models.
+        projector: the file with its vision tower, if its source selected one of several.
     """
 
     plugins: PluginSettings
@@ -32,9 +33,12 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     revision: str | None
     file: str | None
+    projector: str | None = None
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The model's files."""
         file = None if self.file is None else Path(self.file)
-        return Checkpoint(self.name, Path(self.path), self.revision, file=file)
+        tower = None if self.projector is None else Path(self.projector)
+        path = Path(self.path)
+        return Checkpoint(self.name, path, self.revision, file=file, projector=tower)

@@ -29,6 +29,8 @@ class Checkpoint:
         path: the folder that holds ``config.json`` and the other files.
         file: the file with the whole model, if it is a single file such as GGUF; None for other
             models. ``path`` is then the folder that its source wrote or found for it.
+        projector: the file with the vision tower of that file, if its source selected one of
+            several. None for other models, and for that beside the file.
         revision: the requested revision, if the source has revisions.
         is_preview: whether its weights are not downloaded yet. A safetensors file of a preview ends
             after its header; other weight files are empty. Other large files, such as a vocabulary,
@@ -43,6 +45,7 @@ class Checkpoint:
     is_preview: bool = False
     file: Path | None = None
     is_for_another_machine: bool = False
+    projector: Path | None = None
 
     def has(self, pattern: str) -> bool:
         """Return whether any file of the folder matches a glob such as ``*.safetensors``."""
@@ -128,6 +131,13 @@ class Checkpoint:
         """The model family in ``config.json``, such as ``llava``; empty if it has none."""
         return str(self.config.get("model_type", ""))
 
+    @property
+    def projectors(self) -> list[Path]:
+        """The files with vision towers that belong to the single file, sorted."""
+        if self.projector is not None:
+            return [self.projector]
+        return [] if self.file is None else projectors_beside(self.file)
+
     @cached_property
     def fingerprint(self) -> str:
         """64 hex digits that change when the content of any file of the model changes.
@@ -141,7 +151,7 @@ class Checkpoint:
         try:
             digests = content.digests(self.path)
             if self.file is not None and self.file.parent != self.path:
-                for file in (self.file, *projectors_beside(self.file)):
+                for file in (self.file, *self.projectors):
                     digests |= content.file_digest(file)
         except OSError as error:
             raise CheckpointError(

@@ -90,8 +90,9 @@ def files_of_one(checkpoint: Checkpoint) -> list[Path]:
 
 def projector_files(checkpoint: Checkpoint) -> list[Path]:
     """Return the files with vision towers beside a model's GGUF file, sorted."""
-    file = gguf_file(checkpoint)
-    return [] if file is None else projectors_beside(file)
+    if (file := gguf_file(checkpoint)) is None:
+        return []
+    return checkpoint.projectors if checkpoint.file is not None else projectors_beside(file)
 
 
 def _named(index: Any) -> list[str]:

@@ -5,7 +5,7 @@ Settings are checked first. An unexpected error of a provider becomes a ``Plugin
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -103,8 +103,10 @@ class ComponentBuilder(Providers[T]):
         if provider.previews is None:
             return
         with self._explained(provider, context):
-            source: Any = provider.previews(context)
-        with closing(source):
+            source: Any = iter(provider.previews(context))
+        with ExitStack() as stack:
+            if hasattr(source, "close"):  # as generators have, and other iterators have not
+                stack.callback(source.close)
             while True:
                 with self._explained(provider, context):
                     preview = next(source, None)

@@ -66,7 +66,10 @@ def fetch_file(
             if is_update:
                 _refuse_without_hub(repository, revision)
             file = _fetched_file(reference, revision, suffixes)
-    return Checkpoint(reference, file.parent, revision, file=file)
+    folder = file.parent
+    tower = select_projector(file.name, (path.name for path in folder.iterdir()))
+    projector = None if tower is None else folder / tower
+    return Checkpoint(reference, folder, revision, file=file, projector=projector)
 
 
 def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> Path:
