@@ -28,7 +28,7 @@ pytestmark = pytest.mark.posix
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
-BASE = DEPLOY / "kubernetes/base"
+BASE, FLEET = (DEPLOY / "kubernetes" / each for each in ("base", "fleet"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
 GUIDE = ROOT / "docs/how-to/deploy.md"
 UNIT = DEPLOY / "systemd/vlmkit.service"
@@ -137,6 +137,79 @@ def test_what_kustomize_builds_follows_the_schemas(folder):
     assert {each["kind"] for each in made} == {*objects(), "ConfigMap"}
     for each in made:
         kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_fleet_has_workers_that_its_gateways_name_and_reach(version):
+    made = built("fleet")
+    for each in made:
+        kubernetes_validate.validate(each, version, strict=True)
+    found = {(each["kind"], each["metadata"]["name"]): each for each in made}
+    assert ("HorizontalPodAutoscaler", "vlmkit") not in found
+    workers, service = (found[kind, "vlmkit-worker"] for kind in ("StatefulSet", "Service"))
+    assert service["spec"]["clusterIP"] == "None"
+    assert workers["spec"]["serviceName"] == service["metadata"]["name"]
+    hosts = [f"vlmkit-worker-{n}.vlmkit-worker:50051" for n in range(workers["spec"]["replicas"])]
+    gateway, worker = (settings(FLEET / each) for each in ("vlmkit.toml", "worker.toml"))
+    assert gateway["model"] == f"grpc://{','.join(hosts)}/{worker['model']}"
+    labels = workers["spec"]["template"]["metadata"]["labels"]
+    (container,) = workers["spec"]["template"]["spec"]["containers"]
+    assert container["ports"] == [{"name": "grpc", "containerPort": 50051}]
+    allowed = found["NetworkPolicy", "vlmkit"]["spec"]["egress"][-1]
+    assert allowed["to"] == [{"podSelector": {"matchLabels": labels}}]
+    policy = found["NetworkPolicy", "vlmkit-worker"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    pods = found["Deployment", "vlmkit"]["spec"]["template"]["metadata"]["labels"]
+    (entry,) = policy["ingress"]
+    assert entry["from"][0]["podSelector"]["matchLabels"].items() <= pods.items()
+
+
+@needs_kubectl
+def test_a_worker_differs_from_the_server_in_what_it_runs_alone():
+    found = {(each["kind"], each["metadata"]["name"]): each for each in built("fleet")}
+    worker = found["StatefulSet", "vlmkit-worker"]["spec"]["template"]["spec"]
+    server = pod_of(objects())
+    assert worker["securityContext"] == server["securityContext"]
+    (mine,), (other,) = worker["containers"], server["containers"]
+    assert {each: mine[each] for each in ("image", "resources", "securityContext")} == {
+        each: other[each] for each in ("image", "resources", "securityContext")
+    }
+    drain_s = settings(FLEET / "worker.toml")["worker"]["drain_timeout_s"]
+    assert worker["terminationGracePeriodSeconds"] >= drain_s + 5
+    mounts = {mount["mountPath"] for mount in mine["volumeMounts"]}
+    assert {"/var/lib/vlmkit", "/var/cache/vlmkit", "/tmp", "/etc/vlmkit/worker"} <= mounts
+
+
+def test_a_gateway_and_a_worker_run_with_the_config_of_the_fleet(tmp_path):
+    worker, gateway = (tmp_path / each for each in ("worker", "gateway"))
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    for folder in (worker, gateway):
+        (folder / "worker").mkdir(parents=True)
+        (folder / "worker/secret").write_text("s" * 40)
+        authority.cert_pem.write_to_path(folder / "worker/ca.crt")
+    certificate.private_key_pem.write_to_path(worker / "worker/tls.key")
+    for pem in certificate.cert_chain_pems:
+        pem.write_to_path(worker / "worker/tls.crt", append=True)
+    text = (FLEET / "worker.toml").read_text().replace("/etc/vlmkit", str(worker))
+    (worker / "vlmkit.toml").write_text(text)
+    command = [sys.executable, "-m", "vlmkit", "worker", "--config", "vlmkit.toml"]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], cwd=worker, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            lines = iter(started.stderr.readline, "")
+            ready = next(
+                filter(None, (re.search(r"grpc://127.0.0.1:(\d+)", each) for each in lines))
+            )
+            text = (FLEET / "vlmkit.toml").read_text()
+            hosts = f"localhost:{ready[1]},localhost:1"  # the second one is not there yet
+            with pod(gateway, re.sub("grpc://[^/]+", f"grpc://{hosts}", text)) as (api, _, trust):
+                assert shown(f"{api}/v1/models", trust)[0] == 401
+        finally:
+            started.terminate()
+        assert started.wait(300) == 0
 
 
 @needs_kubectl
