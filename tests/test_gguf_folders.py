@@ -183,6 +183,18 @@ FLAWS = {
         {},
         "rope.freq_base 1e+06, and its config.json has rope_theta 10000",
     ),
+    "another scaling of rotations": (
+        {"rope.scaling.factor": 4.0},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "original_max_position_embeddings": 256,
+            }
+        },
+        "rope.scaling.factor 4, and its config.json has factor 8",
+    ),
     "no number": ({}, {"hidden_size": None}, "needs a number of 1 to 16777216 in 'hidden_size'"),
     "layers without end": ({}, {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "a second quantization": (

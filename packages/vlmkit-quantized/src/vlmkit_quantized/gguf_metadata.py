@@ -35,9 +35,9 @@ class Metadata:
         self.file = file
         self.architecture = self.text("general.architecture")
 
-    def error(self, problem: str) -> FormatError:
+    def error(self, problem: str, *, hint: str = "") -> FormatError:
         """Return an error about the file."""
-        return FormatError(f"its GGUF file {self.name!r} {problem}")
+        return FormatError(f"its GGUF file {self.name!r} {problem}", hint=hint)
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a text; a field without a default must be there.

@@ -198,7 +198,8 @@ def _idefics3(pair: Pair) -> Side:
     if not pair.tower.has(pair.vision("preproc_image_size")):
         raise pair.tower.error(
             "does not state the size of whole images ('clip.vision.preproc_image_size'), as files "
-            f"of older converters do not: {FOLDER}"
+            "of older converters do not",
+            hint=FOLDER,
         )
     if (whole := pair.size("preproc_image_size")) > MAX_SIDE:
         raise pair.tower.error(
@@ -303,16 +304,16 @@ def side_of(model: Metadata, tower: Metadata) -> Side:
     if (kind := KINDS.get(name)) is None:
         raise FormatError(
             f"its vision tower {tower.name!r} is of the kind {name!r}, whose files do not "
-            f"determine how images are prepared: {FOLDER}; without a folder, {', '.join(KINDS)} "
-            "are read"
+            f"determine how images are prepared; without a folder, {', '.join(KINDS)} are read",
+            hint=FOLDER,
         )
     width = model.size(model.of_model("embedding_length"))
     stated = tower.integer("clip.vision.projection_dim")
     if model.architecture != kind.architecture or stated != width:
         raise FormatError(
             f"its vision tower {tower.name!r} (kind {name!r}, {stated} numbers for a token) is of "
-            f"another model than {model.name!r} (architecture {model.architecture!r}, {width}): "
-            "move it to another folder"
+            f"another model than {model.name!r} (architecture {model.architecture!r}, {width})",
+            hint="move it to another folder, or put the vision tower of this model there",
         )
     tokens = model.texts("tokenizer.ggml.tokens")
     pair = Pair(model, tower, {token: number for number, token in enumerate(tokens)})

@@ -55,7 +55,8 @@ def file_of(checkpoint: Checkpoint) -> Path | None:
     if len(found) > 1:
         raise FormatError(
             f"it has {len(found)} files with vision towers, {found[0].name!r} and "
-            f"{found[1].name!r}, of which only one is used: keep the one that is wanted"
+            f"{found[1].name!r}, and only one can be used",
+            hint="move the other ones to another folder",
         )
     return found[0] if found else None
 

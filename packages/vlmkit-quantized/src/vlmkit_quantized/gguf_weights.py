@@ -46,6 +46,8 @@ STATED = (
     ("logit_scale", "logits_scaling"),
     ("residual_scale", "residual_multiplier"),
     ("rope.freq_base", "rope_theta"),
+    ("rope.scaling.factor", "factor"),
+    ("rope.scaling.original_context_length", "original_max_position_embeddings"),
 )
 """Fields of a file that change answers, and those of ``config.json`` that must equal them."""
 MATRIX_AXES = 2
