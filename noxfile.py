@@ -10,6 +10,7 @@ takes the torch that pip prefers (a CUDA build, say) in place of the pinned one 
 
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
-GRPC, EVENTS = "plugins/vlmkit-grpc", "plugins/vlmkit-events"
+GRPC, EVENTS, RAY = (f"plugins/vlmkit-{name}" for name in ("grpc", "events", "ray"))
 WEBUI = "plugins/vlmkit-webui"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
@@ -53,6 +54,7 @@ ALL = [
     BENCH,
     GRPC,
     EVENTS,
+    RAY,
     WEBUI,
     MONITOR,
     TOGETHER,
@@ -295,6 +297,30 @@ def triton(session: nox.Session) -> None:
         session.run(
             "pytest", *tests, "-k", "triton", *session.posargs, env={"TRITON_INTERPRET": interpret}
         )
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Run models on a small Ray Serve; on Linux it has a network of loopback alone.
+
+    Ray's processes listen on all addresses, and end with the namespace of processes.
+    """
+    install(session, *TESTED, f"{RAY}[ray]")
+    session.install("-q", "openai>=3", "pytest>=9", "pytest-timeout>=2.4", "hypothesis>=6.100")
+    session.env["PYTHONPATH"] = "tests"
+    tests = ("python", "-m", "pytest", "-W", "ignore", f"{RAY}/tests", *session.posargs)
+    session.run(*loopback_alone(), *tests, external=True)
+
+
+def loopback_alone() -> Sequence[str]:
+    """Return how to run a command in namespaces of its own, where that is allowed."""
+    command = shutil.which("unshare")
+    if command is None:
+        return []
+    alone = [command, "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*alone, "true"], check=False).returncode:  # noqa: S603 - as it is found
+        return []
+    return [*alone, "--mount-proc", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 @nox.session

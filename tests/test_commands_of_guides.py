@@ -55,6 +55,7 @@ CLI = "packages/vlmkit-core/tests/test_cli.py"
 VERIFY = "packages/vlmkit-testing/tests/test_verify.py"
 CERTIFICATES = "packages/vlmkit-server/tests/test_tls.py"
 WORKERS = "plugins/vlmkit-grpc/tests/test_guide.py"
+ON_RAY = "plugins/vlmkit-ray/tests/test_serve_command.py"
 UNIT = "packages/vlmkit-server/tests/test_documented_config.py"
 ELSEWHERE = {
     "README.md": {
@@ -80,9 +81,12 @@ ELSEWHERE = {
     "docs/how-to/secure-a-server.md": {
         3: f"{CERTIFICATES}::test_the_checklist_of_the_guide_for_public_servers_works"
     },
-    "docs/how-to/several-machines.md": dict.fromkeys(
-        range(1, 4), f"{WORKERS}::test_the_commands_start_a_worker_and_a_gateway_that_answers"
-    ),
+    "docs/how-to/several-machines.md": {
+        **dict.fromkeys(
+            range(1, 4), f"{WORKERS}::test_the_commands_start_a_worker_and_a_gateway_that_answers"
+        ),
+        5: f"{ON_RAY}::test_the_command_of_the_guide_serves_the_models_of_its_config",
+    },
     "docs/how-to/verify.md": {2: f"{VERIFY}::test_commands_of_the_how_to_page_run_on_the_mock"},
     "docs/how-to/write-a-plugin.md": {
         0: f"{DOCS}::test_the_plugin_guide_starts_with_the_output_of_the_command",
@@ -103,7 +107,7 @@ HERE = {
     "docs/how-to/secure-a-server.md": [0, 1, 2],
     "docs/how-to/serve-files-and-batches.md": [0, 1, 2],
     "docs/how-to/serve.md": [0],
-    "docs/how-to/several-machines.md": [0],
+    "docs/how-to/several-machines.md": [0, 4],
     "docs/how-to/test-a-client.md": [0, 1],
     "docs/how-to/upgrade.md": [0, 1],
     "docs/how-to/use-the-web-page.md": [0],

@@ -21,8 +21,11 @@ import kubernetes_validate
 import pytest
 import trustme
 import yaml
+from packaging.requirements import Requirement
 
 from vlmkit_monitor.dashboard import dashboard
+from vlmkit_ray.settings import RaySettings
+from vlmkit_server.configured import models_of
 
 pytestmark = pytest.mark.posix
 
@@ -574,3 +577,104 @@ def test_the_guide_names_files_that_exist():
     named = set(re.findall(r"\bdeploy/[\w./-]+\w", GUIDE.read_text()))
     assert named
     assert all((ROOT / path).exists() for path in named)
+
+
+SERVICE = "deploy/kuberay/ray_service.yaml"
+
+
+def ray_objects():
+    return {each["kind"]: each for each in documents((ROOT / SERVICE).read_text())}
+
+
+def pods_of_ray():
+    """Return the pods of the head and of each group of workers."""
+    cluster = ray_objects()["RayService"]["spec"]["rayClusterConfig"]
+    return [each["template"] for each in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_pods_of_ray_follow_the_schema_of_kubernetes(version):
+    for number, template in enumerate(pods_of_ray()):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{number}"}}
+        kubernetes_validate.validate(pod | {"spec": template["spec"]}, version, strict=True)
+    for kind in ("ConfigMap", "NetworkPolicy"):
+        kubernetes_validate.validate(ray_objects()[kind], version, strict=True)
+
+
+COUNT = {"type": "integer", "minimum": 0}
+RAY_CLUSTER = {
+    "type": "object",
+    "required": ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+    "additionalProperties": False,
+    "properties": {
+        "rayVersion": {"type": "string"},
+        "enableInTreeAutoscaling": {"type": "boolean"},
+        "headGroupSpec": {
+            "type": "object",
+            "required": ["rayStartParams", "template"],
+            "additionalProperties": False,
+            "properties": {
+                "rayStartParams": {"additionalProperties": {"type": "string"}},
+                "template": {"type": "object", "required": ["spec"]},
+            },
+        },
+        "workerGroupSpecs": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["groupName", "rayStartParams", "template"],
+                "additionalProperties": False,
+                "properties": {
+                    "groupName": {"type": "string"},
+                    "replicas": COUNT,
+                    "minReplicas": COUNT,
+                    "maxReplicas": COUNT,
+                    "rayStartParams": {"additionalProperties": {"type": "string"}},
+                    "template": {"type": "object", "required": ["spec"]},
+                },
+            },
+        },
+    },
+}
+"""The parts of a RayService's ``rayClusterConfig`` that the manifest uses."""
+
+
+def test_the_service_of_ray_serves_the_config_that_its_pods_have():
+    found = ray_objects()
+    service = found["RayService"]
+    assert service["apiVersion"] == "ray.io/v1"
+    assert set(service["spec"]) == {"serveConfigV2", "rayClusterConfig"}
+    jsonschema.validate(service["spec"]["rayClusterConfig"], RAY_CLUSTER)
+    serve = yaml.safe_load(service["spec"]["serveConfigV2"])
+    (application,) = serve["applications"]
+    assert application["import_path"] == "vlmkit_ray:app"
+    for template in pods_of_ray():
+        spec = template["spec"]
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        (container,) = spec["containers"]
+        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        folder, _, file = application["args"]["config"].rpartition("/")
+        assert (
+            volumes[mounts[folder]]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
+        )
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert ports["serve"] == serve["http_options"]["port"]
+        config = tomllib.loads(found["ConfigMap"]["data"][file])
+        assert Path(config["server"]["keys_file"]).parent.as_posix() in mounts
+        assert container["env"][0] == {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}
+
+
+def test_the_service_of_ray_has_the_version_that_the_extra_allows_and_a_valid_config(tmp_path):
+    required = settings(ROOT / "plugins/vlmkit-ray/pyproject.toml")["project"]
+    (ray,) = required["optional-dependencies"]["ray"]
+    version = ray_objects()["RayService"]["spec"]["rayClusterConfig"]["rayVersion"]
+    assert Requirement(ray).specifier.contains(version)
+    config = ray_objects()["ConfigMap"]["data"]["vlmkit.toml"]
+    (tmp_path / "keys.toml").write_text("")
+    (tmp_path / "vlmkit.toml").write_text(config.replace("/etc/vlmkit-keys", str(tmp_path)))
+    names, found = models_of(tmp_path / "vlmkit.toml", "ray", RaySettings)
+    assert names == ("demo",)
+    assert found.of("demo").max_replicas == 4
+    drain_s = found.drain_timeout_s
+    workers = pods_of_ray()[1]["spec"]
+    assert workers["terminationGracePeriodSeconds"] >= drain_s

@@ -141,7 +141,7 @@ def test_a_part_of_vlmkit_requires_no_tensor_library_and_nothing_of_others(name,
 def test_only_extensions_of_the_server_require_it():
     own = {f.name: _own_dependencies(project(f)["project"]) for f in FOLDERS}
     requiring = {name for name, needed in own.items() if "vlmkit-server" in needed}
-    plugins = {f"vlmkit-{name}" for name in ("events", "mcp", "monitor", "ollama", "webui")}
+    plugins = {f"vlmkit-{name}" for name in ("events", "mcp", "monitor", "ollama", "ray", "webui")}
     assert requiring == {TOGETHER, *plugins}
     assert not [name for name, needed in own.items() if TOGETHER in needed]
 

@@ -13,6 +13,7 @@ PACKAGES = {"errors", "image_files", "interfaces", "kit", "settings", "types"}
 OF_THE_SERVER = (
     "vlmkit_server.interfaces.",
     "vlmkit_server.settings.",
+    "vlmkit_server.configured.",
     "vlmkit_server.conversation.exchange.",
     "vlmkit_server.conversation.host.",
     "vlmkit_server.exchange.streaming.",

@@ -11,7 +11,8 @@ SERVER = "vlmkit-server"
 TESTING = "vlmkit-testing"
 BENCH = "vlmkit-bench"
 GRPC = "vlmkit-grpc"
-OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH, GRPC})
+RAY = "vlmkit-ray"
+OWN_PLUGINS = frozenset({SERVER, TESTING, BENCH, GRPC, RAY})
 """Distributions of vlmkit that ``plugins.only`` does not exclude."""
 OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -26,7 +27,11 @@ OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
 )
 """The distribution that owns each command of vlmkit."""
 OWNERS_OF_TABLES: Mapping[str, str] = MappingProxyType(
-    {**dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER), "worker": GRPC}
+    {
+        **dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER),
+        "ray": RAY,
+        "worker": GRPC,
+    }
 )
 """The distribution that owns each config table of vlmkit that the core does not decode."""
 
