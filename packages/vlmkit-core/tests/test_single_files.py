@@ -235,6 +235,11 @@ def test_worker_processes_get_the_file(tmp_path: Path) -> None:
     assert PipelinePlan.from_bytes(plan.to_bytes()).checkpoint == checkpoint
 
 
+def test_a_file_that_is_deleted_before_its_folder_is_derived_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'gone\.one' cannot be read: No such file"):
+        derived_folder(tmp_path / "gone.one", {"config.json": b"{}"})
+
+
 def test_a_derived_folder_is_made_once_for_each_content_of_a_file(tmp_path: Path) -> None:
     file = single(tmp_path)
     one = derived_folder(file, {"config.json": b"{}"})

@@ -28,9 +28,15 @@ def derived_folder(file: Path, contents: Mapping[str, bytes]) -> Path:
         contents: the content of each file of the folder, by its name.
 
     Raises:
-        CheckpointError: the cache folder cannot be written.
+        CheckpointError: the file is not there any more, or the cache folder cannot be written.
     """
-    facts = file.stat()
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise CheckpointError(
+            f"the file of model {file.name!r} cannot be read: {error.strerror}",
+            hint="do not move it while the model is loaded",
+        ) from error
     whole = hashlib.sha256(os.fsencode(file.resolve()))
     whole.update(f"\0{facts.st_size}\0{facts.st_mtime_ns}".encode())
     for name, content in sorted(contents.items()):
