@@ -21,7 +21,7 @@ import msgspec
 import openai
 import pytest
 from PIL import Image as PilImage
-from worker_processes import fleet_of_mocks
+from worker_processes import mocks_in_workers
 
 import vlmkit
 from vlmkit.checkpoints.pooling import Pooling
@@ -48,11 +48,13 @@ from vlmkit_server.run import Server
 from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
 
+MAX_WAITING = 1024
+
 
 def mock_pipeline(
     *,
     takes_images: bool = True,
-    max_waiting: int = 1024,
+    max_waiting: int = MAX_WAITING,
     settings: PipelineSettings | None = None,
     constraint: MakeCompiler | None = None,
     tokenizer: MockTokenizer | None = None,
@@ -63,8 +65,10 @@ def mock_pipeline(
     """Return a pipeline of the mock, or the runner that ``runner`` names.
 
     By default, ``TESTS_RUNNER`` names it: ``subprocess`` for a child process, or ``grpc`` for two
-    workers. A component that only this process has needs a pipeline here.
+    workers, or one where a test depends on its room. A component that only this process has needs a
+    pipeline here.
     """
+    num_workers = 1 if "max_sequences" in engine or max_waiting != MAX_WAITING else 2
     runner = runner or os.environ.get("TESTS_RUNNER")
     own = (constraint, tokenizer, None if pooling is Pooling else pooling)
     if runner is not None and not any(own):
@@ -77,7 +81,7 @@ def mock_pipeline(
             "pipeline": msgspec.to_builtins(settings or PipelineSettings()),
         }
         if runner == "grpc":
-            return fleet_of_mocks(sections)
+            return mocks_in_workers(num_workers, sections)
         own_process = {"use": runner, "max_restarts": 0}
         return vlmkit.load("mock", **sections, runner=own_process).runner
     return Pipeline(

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner, RunnerFacts
@@ -166,6 +166,12 @@ class Replicas:
         """Refuse new requests and wait for the running ones; return whether all ended in time."""
         with ThreadPoolExecutor(len(self.runners)) as threads:
             return all(list(threads.map(lambda runner: runner.drain(timeout_s), self.runners)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close all replicas; a second call does nothing.
