@@ -36,9 +36,12 @@ def rounded(weight: Floats, scheme: RoundingScheme, num_threads: int = 1) -> Qua
         num_threads: that compute.
 
     Raises:
-        FormatError: a number is not finite, or no group size fits.
+        FormatError: there are no numbers, one is not finite, the scale of a group is too large for
+            float32, or no group size fits.
     """
     rows, columns = weight.shape
+    if not weight.size:
+        raise FormatError(f"has the shape {[rows, columns]}, without numbers")
     if (size := scheme.group_size(columns)) is None:
         raise FormatError(f"has {columns} inputs, which no group size of {scheme.name} divides")
     groups = weight.reshape(-1, size)
@@ -82,6 +85,14 @@ def _symmetric(numbers: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats]:
 def _searched(numbers: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats, NDArray[np.float32]]:
     """Return codes, scales and zero points of groups ``[num, size]``, with the least error."""
     top = np.float32(2**bits - 1)
+    # Squares of numbers above 1e19 are infinite. The whole range is then as good as any other.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _best_of(numbers, top)
+
+
+def _best_of(
+    numbers: Floats, top: np.float32
+) -> tuple[NDArray[np.uint8], Floats, NDArray[np.float32]]:
     low, high = np.minimum(numbers.min(-1), 0), np.maximum(numbers.max(-1), 0)
     codes, values = np.empty_like(numbers), np.empty_like(numbers)
     best = np.full(len(numbers), np.inf, np.float32)
@@ -97,7 +108,7 @@ def _searched(numbers: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats, ND
         np.multiply(codes, scales[:, None], values)
         values -= numbers
         errors = np.einsum("ij,ij->i", values, values)
-        is_better = errors < best
+        is_better = errors < best if part < 1 else np.ones(len(numbers), np.bool_)
         best[is_better] = errors[is_better]
         codes += zeros[:, None]
         best_codes[is_better] = codes[is_better]

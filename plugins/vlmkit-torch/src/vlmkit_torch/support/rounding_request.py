@@ -40,11 +40,13 @@ class RoundingRequest:
     also: frozenset[str]
 
     def layer(self, rows: int, columns: int) -> "IntegerLayer | None":
-        """Return a linear layer as rounding makes it; None if no group size fits."""
+        """Return a linear layer as rounding makes it; None if it is empty or no group size fits."""
         from vlmkit_quantized.formats import IntegerLayer  # imports NumPy
 
         size = self.scheme.group_size(columns)
-        return size and IntegerLayer(rows, columns, columns // size, self.scheme.bits)  # type: ignore[return-value]
+        if not (rows and size):
+            return None
+        return IntegerLayer(rows, columns, columns // size, self.scheme.bits)
 
 
 def request_of(settings: ComputeSettings) -> RoundingRequest | None:
