@@ -252,6 +252,14 @@ def test_many_rows_are_multiplied_by_expanded_weights(
     assert layer(x[:4]).shape == (4, 80)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_have_no_outputs(kind: str) -> None:
+    layer, _ = layers_to_expand()[kind]
+    assert layer is not None
+    for shape in ((0,), (0, 3), (2, 0)):
+        assert layer(torch.empty(*shape, 256, dtype=torch.bfloat16)).shape == (*shape, 80)
+
+
 def test_the_number_of_rows_to_expand_is_measured() -> None:
     for layer, _ in layers_to_expand().values():
         assert layer is not None

@@ -68,7 +68,8 @@ class Int4Linear(OperatorLinear):
         """Return ``rows @ weight.T``."""
         out = _multiplied(rows, self.codes, self._group_size, self.scales_and_zeros)
         if self.rest is not None:
-            sums = rows.view(len(rows), -1, self._group_size).sum(-1, dtype=torch.float32)
+            groups = rows.view(len(rows), len(self.rest), self._group_size)
+            sums = groups.sum(-1, dtype=torch.float32)
             out += sums.to(rows.dtype) @ self.rest
         return out
 
