@@ -1,5 +1,6 @@
 """Weights that are rounded while they are read have the values of ``vlmkit_quantized.rounding``."""
 
+import json
 import logging
 import math
 import re
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vlmkit_torch")
 
 import msgspec  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 import vlmkit  # noqa: E402
@@ -197,6 +199,34 @@ def test_a_head_that_is_the_embedding_is_not_rounded(saved: Saved, tmp_path: Pat
         engine_of(folder, quantize="int4", quantize_also=("head",))
 
 
+def test_a_part_in_which_nothing_is_rounded_is_refused(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'tower'.*no linear layer there.*it has none"):
+        engine_of(saved("llama"), quantize="int8", quantize_also=("tower",))
+    folder = source_of("llama", saved, tmp_path)
+    folders.edit(folder, vocab_size=391)  # which is no multiple of 16
+
+    def enlarge(stored: folders.Tensors) -> None:
+        for name in ("lm_head.weight", "model.embed_tokens.weight"):
+            stored[name] = torch.ones(391, stored[name].shape[1])
+
+    folders.change(folder, enlarge)
+    engine_of(folder, quantize="int8", quantize_also=("head",)).close()
+    with pytest.raises(ConfigError, match=r"'head'.*int4 can round .1 of sizes that no kernel"):
+        engine_of(folder, quantize="int4", quantize_also=("head",))
+
+
+def test_a_tower_of_the_encoders_own_copy_is_not_named(saved: Saved) -> None:
+    folder = saved("llava")
+    engine = {**pipeline.ENGINES["torch"], "quantize": "int8", "quantize_also": ["tower"]}
+    with pytest.raises(ConfigError, match=r"'tower'.*sets media_encoder\.dtype"):
+        vlmkit.load(folder, engine=engine, media_encoder={"dtype": "float32"})
+    vlmkit.load(folder, engine=engine, media_encoder={"max_batch_images": 2}).close()
+    settings = EngineSettings(**TINY, quantize="int8", quantize_also=("tower",))
+    other = {"media_encoder": ("onnx", {})}
+    with pytest.raises(ConfigError, match=r"'tower'.*media_encoder\.use = 'onnx'"):
+        examine(BuildContext("", Checkpoint("model", folder), settings, components=other))
+
+
 def test_reports_name_the_scheme_and_the_reasons_of_plain_matrices(
     saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,6 +341,42 @@ def test_a_weight_that_is_not_finite_is_refused_by_its_name(saved: Saved, tmp_pa
             engine_of(folder, quantize=scheme)
 
 
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0, 0)])
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_a_tensor_without_numbers_is_no_layer(
+    scheme: str, shape: tuple[int, int], saved: Saved, tmp_path: Path
+) -> None:
+    folder = source_of("llama", saved, tmp_path)
+    folders.change(folder, lambda stored: stored.update({"model.extra.weight": torch.ones(shape)}))
+    plain = engine_of(saved("llama"), quantize=scheme)
+    engine = engine_of(folder, quantize=scheme)  # unused, as transformers leaves it unused
+    assert packed_paths(engine) == packed_paths(plain)
+    plain.close()
+    engine.close()
+    name = next(name for name in folders.tensors(folder) if name.endswith("q_proj.weight"))
+    folders.change(folder, lambda stored: stored.update({name: torch.ones(shape)}))
+    with pytest.raises(CheckpointError, match=f"the wrong shape for 1 weights.*{name}"):
+        engine_of(folder, quantize=scheme)
+    with pytest.raises(FormatError, match="without numbers"):
+        rounded(np.ones(shape, np.float32), ROUNDING_SCHEMES[scheme])
+
+
+def test_files_that_contradict_each_other_are_refused(saved: Saved, tmp_path: Path) -> None:
+    folder = source_of("llama", saved, tmp_path)
+    stored = folders.tensors(folder)
+    name = next(name for name in stored if name.endswith("q_proj.weight"))
+    save_file(
+        {name: torch.zeros_like(stored[name]), "other": torch.ones(1)}, folder / "b.safetensors"
+    )
+    listed = {**dict.fromkeys(stored, "model.safetensors"), "other": "b.safetensors"}
+    index = {"metadata": {}, "weight_map": listed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    context = BuildContext("", Checkpoint("model", folder), EngineSettings(**TINY, quantize="int8"))
+    for load in (examine, torch_engine.build):
+        with pytest.raises(CheckpointError, match=f"two of its files have a tensor '{name}'"):
+            load(context)
+
+
 def test_a_cuda_device_needs_a_choice_between_its_kernel_and_expanded_layers(saved: Saved) -> None:
     folder = saved("llama")
     load = PlannedLoad(context_tokens=64, num_sequences=1)
@@ -379,6 +445,23 @@ def test_each_group_has_the_least_error_of_the_ranges_that_are_tried(
     errors = ((found.dense().astype(np.float64) - weight) ** 2).sum(-1)
     wanted = [by_reference(row, scheme) for row in weight]
     assert errors == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1e19, 1e25, 1e30, 3e37])
+@pytest.mark.parametrize("scheme", [INT8, INT4], ids=["int8", "int4"])
+def test_large_numbers_do_not_become_zero(scheme: RoundingScheme, size: float) -> None:
+    """Squares of them are infinite in float32."""
+    weight = groups_of("normal", 8, 128) * np.float32(size)
+    weight[4:, 1:] /= np.float32(size)  # one number is large
+    error = np.linalg.norm(rounded(weight, scheme).dense().astype(np.float64) - weight)
+    assert error < 0.15 * np.linalg.norm(weight.astype(np.float64))
+
+
+def test_numbers_whose_range_float32_does_not_hold_are_refused() -> None:
+    weight = groups_of("normal", 2, 128)
+    weight[0, :2] = 3e38, -3e38
+    with pytest.raises(FormatError, match="not finite"):
+        rounded(weight, INT4)
 
 
 def test_the_search_loses_less_than_the_whole_range() -> None:

@@ -6,7 +6,7 @@ Chooses the layers by the model's structure, and says why others stay plain. The
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,33 +82,60 @@ def rounded_layers(
     A layer that no kernel of a form can hold stays plain: it would lose digits and save nothing.
 
     Raises:
-        ConfigError: there is none, or a part is named that cannot be rounded.
+        CheckpointError: its files contradict each other.
+        ConfigError: there is none, or a part is named in which there is none.
     """
     with torch.device("meta"):
         model = auto_class(checkpoint, config).from_config(copy.deepcopy(config))
     stored = StoredArrays(checkpoint)
     layers: dict[str, IntegerLayer] = {}
-    plain: Counter[str] = Counter()
-    for name, owner in owners_of(stored, model).items():
+    plain: dict[str, str] = {}
+    owners = _owners(checkpoint, stored, model)
+    for name, owner in owners.items():
         if len(stored[name].shape) < MATRIX_AXES:
             continue
         reason = _reason(name, stored[name], owner, request)
         layer = None if reason else request.layer(*stored[name].shape)
         if layer is None:
-            plain[reason or "of inputs that no group size divides"] += 1
+            plain[name] = reason or "of inputs that no group size divides"
         elif form.kernel_of(layer) is None:
-            plain["of sizes that no kernel holds"] += 1
+            plain[name] = "of sizes that no kernel holds"
         else:
             layers[name] = layer
     if not layers:
-        listed = ", ".join(f"{count} {why}" for why, count in sorted(plain.items()))
         raise ConfigError(
             f"engine.quantize = {request.scheme.name!r}: model {checkpoint.name!r} has no linear "
-            f"layer that can be rounded ({listed})",
+            f"layer that can be rounded ({_counted(plain.values())})",
             hint="leave engine.quantize out",
         )
-    _refuse_absent_parts(checkpoint, model, request)
-    return RoundedLayers(request, layers, plain)
+    if "head" in request.also:
+        _refuse_tied_head(checkpoint, model)
+    for part in sorted(request.also - {owners[name].part for name in layers}):
+        reasons = [reason for name, reason in plain.items() if owners[name].part == part]
+        raise _absent_part(checkpoint, request, part, reasons)
+    return RoundedLayers(request, layers, Counter(plain.values()))
+
+
+def _owners(
+    checkpoint: Checkpoint, stored: StoredArrays, model: PreTrainedModel
+) -> Mapping[str, Owner]:
+    """Return the module of each tensor.
+
+    Raises:
+        CheckpointError: the files contradict each other.
+    """
+    try:
+        return owners_of(stored, model)
+    except FormatError as error:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} cannot be read: {error}", hint="fetch its files again"
+        ) from error
+
+
+def _counted(reasons: Iterable[str]) -> str:
+    """Return how many matrices stay plain for each reason."""
+    counts = sorted(Counter(reasons).items())
+    return ", ".join(f"{count} {why}" for why, count in counts) or "it has none"
 
 
 def _reason(name: str, stored: StoredArray, owner: Owner, request: RoundingRequest) -> str:
@@ -130,20 +157,29 @@ def _reason(name: str, stored: StoredArray, owner: Owner, request: RoundingReque
     return "" if stored.dtype in STORED else f"stored as {stored.dtype}"
 
 
-def _refuse_absent_parts(
-    checkpoint: Checkpoint, model: PreTrainedModel, request: RoundingRequest
-) -> None:
+def _refuse_tied_head(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
     """Refuse a head that is the embedding: rounded, it would be in memory twice.
 
     Raises:
-        ConfigError: it is to be rounded.
+        ConfigError: it is.
     """
-    if "head" in request.also and ties_head(model):
+    if ties_head(model):
         raise ConfigError(
             f"engine.quantize_also has 'head', and the head of model {checkpoint.name!r} is its "
             "embedding, which stays plain",
             hint="leave 'head' out",
         )
+
+
+def _absent_part(
+    checkpoint: Checkpoint, request: RoundingRequest, part: str, reasons: Iterable[str]
+) -> ConfigError:
+    """Return the error of a part in which nothing is rounded; reports would name it."""
+    return ConfigError(
+        f"engine.quantize_also has {part!r}, and model {checkpoint.name!r} has no linear layer "
+        f"there that {request.scheme.name} can round ({_counted(reasons)})",
+        hint=f"leave {part!r} out",
+    )
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def reading_plan(context: BuildContext) -> ReadingPlan:
     request = rounding_request.request_of(settings)
     if request is not None:
         rounding_request.refuse_quantized(checkpoint, request)
+        sizing.refuse_other_tower(context, request)
     reader = reader_of(context, settings.weights)
     config, device, dtype, cache_bytes = load_plan(context, reader)
     rounding = None

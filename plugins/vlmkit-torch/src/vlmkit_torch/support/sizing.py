@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vlmkit.errors import CheckpointError
+from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit import memory, processor, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
@@ -22,6 +22,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.support import packed_forms, quantization, rounding_request
 from vlmkit_torch.support.packed_forms import CPU, Packing
+from vlmkit_torch.support.rounding_request import RoundingRequest
 
 if TYPE_CHECKING:
     from vlmkit_quantized.formats import IntegerLayer
@@ -78,6 +79,27 @@ def settings_of(context: BuildContext) -> ComputeSettings:
     if is_engine or name.rpartition("/")[2] != "torch" or not is_auto(settings):
         return settings
     return msgspec.convert(dict(stated), EngineSettings)
+
+
+def refuse_other_tower(context: BuildContext, request: RoundingRequest) -> None:
+    """Refuse to round a tower that is not the one that computes.
+
+    Raises:
+        ConfigError: pictures are encoded by a copy of the encoder's own, or not at all.
+    """
+    encoder = context.components.get("media_encoder")
+    if encoder is None or "tower" not in request.also:
+        return
+    name, stated = encoder
+    own = [field for field in ("device", "dtype", "weights") if stated.get(field, "auto") != "auto"]
+    if name.rpartition("/")[2] == "torch" and not own:
+        return
+    why = f"sets media_encoder.{own[0]}" if own else f"has media_encoder.use = {name!r}"
+    raise ConfigError(
+        "engine.quantize_also has 'tower', which rounds the tower of the engine's copy, and the "
+        f"config {why}, so that copy encodes no pictures",
+        hint=f"leave 'tower' or media_encoder.{own[0] if own else 'use'} out",
+    )
 
 
 def is_auto(settings: ComputeSettings) -> bool:
