@@ -85,7 +85,11 @@ ELSEWHERE = {
         **dict.fromkeys(
             range(1, 4), f"{WORKERS}::test_the_commands_start_a_worker_and_a_gateway_that_answers"
         ),
-        6: f"{ON_RAY}::test_the_command_of_the_guide_serves_the_models_of_its_config",
+        **dict.fromkeys(
+            (5, 6),
+            f"{WORKERS}::test_the_commands_start_an_encoder_and_a_server_that_sends_images_to_it",
+        ),
+        8: f"{ON_RAY}::test_the_command_of_the_guide_serves_the_models_of_its_config",
     },
     "docs/how-to/verify.md": {2: f"{VERIFY}::test_commands_of_the_how_to_page_run_on_the_mock"},
     "docs/how-to/write-a-plugin.md": {
@@ -107,7 +111,7 @@ HERE = {
     "docs/how-to/secure-a-server.md": [0, 1, 2],
     "docs/how-to/serve-files-and-batches.md": [0, 1, 2],
     "docs/how-to/serve.md": [0],
-    "docs/how-to/several-machines.md": [0, 5],
+    "docs/how-to/several-machines.md": [0, 7],
     "docs/how-to/test-a-client.md": [0, 1],
     "docs/how-to/upgrade.md": [0, 1],
     "docs/how-to/use-the-web-page.md": [0],

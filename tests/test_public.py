@@ -35,6 +35,7 @@ MODULES = {
     "plugins.kinds",
     "plugins.registry",
     "running.fleet",
+    "running.remote_encoder",
     "running.remote_runner",
     "running.replicas",
 }

@@ -16,6 +16,7 @@ from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.model import Model
 from vlmkit.running.pipeline.pipeline import Pipeline
+from vlmkit.running.remote_encoder.server import EncoderServer
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
@@ -530,3 +531,78 @@ def test_an_encoder_that_states_no_valid_number_is_refused(stated):
     encoder.max_concurrency = stated
     with pytest.raises(PluginError, match="not a number from 1 to 64"), running(encoder):
         raise AssertionError("it was built")
+
+
+class ScopedEncoder(MockVisionEncoder):
+    """Records the scope of each medium."""
+
+    def __init__(self):
+        super().__init__()
+        self.scopes = []
+
+    def encode_in_scopes(self, slots, scopes):
+        self.scopes += scopes
+        return super().encode(slots)
+
+    def counters(self):
+        return {"num_scopes": len(set(self.scopes))}
+
+
+def test_an_encoder_with_caches_gets_the_scope_of_each_image_and_shows_its_counters():
+    encoder = ScopedEncoder()
+    with running(encoder) as model:
+        for tenant in ("a", "b", "a"):
+            for width in (5, 6):
+                assert f"{width}x6" in ask_about(model, picture(width), tenant=tenant).result().text
+        assert len(encoder.scopes) == 4  # the last two were cached here
+        assert len(set(encoder.scopes)) == 2
+        assert model.stats().counters["num_scopes"] == 2
+
+
+def results_of(server, scope, slot):
+    """Start an encoding, and return the list that gets its result."""
+    found = []
+    server.start(scope, slot, found.append)
+    return found
+
+
+def slots_of(*pictures):
+    message = Message.of("user", "what?", [Image.open(each) for each in pictures])
+    return MockTokenizer().prompt([message]).media
+
+
+def test_an_encoder_for_other_processes_shares_work_within_a_scope_alone():
+    encoder = ConcurrentEncoder(1)
+    server = EncoderServer(encoder, 2**20, lambda _: None)
+    first, second = slots_of(picture(5), picture(7))
+    found = [results_of(server, scope, first) for scope in (b"a", b"a", b"b")]
+    found.append(results_of(server, b"a", second))
+    left = results_of(server, b"c", second)
+    server.cancel(b"c", second.digest, left.append)
+    assert server.num_open == 4
+    encoder.gate.set()
+    wait_until(lambda: all(found))
+    wait_until(lambda: not server.num_open)
+    assert sum(encoder.calls) in (3, 4)  # one of them may have begun before it was cancelled
+    assert found[0][0] is found[1][0]
+    assert not left
+    assert server.cached(b"a", first.digest) is found[0][0]
+    assert server.cached(b"d", first.digest) is None
+    server.close(60.0)
+    assert encoder._is_closed
+    (error,) = results_of(server, b"a", first)
+    assert "closed" in str(error)
+
+
+def test_an_encoder_for_other_processes_ends_all_calls_when_it_panics():
+    class Panics(MockVisionEncoder):
+        def encode(self, slots):
+            raise SystemExit
+
+    failures = []
+    server = EncoderServer(Panics(), 2**20, failures.append)
+    found = results_of(server, b"", slots_of(picture(5))[0])
+    wait_until(lambda: found and failures)
+    assert "closed" in str(found[0])
+    assert isinstance(failures[0], SystemExit)
+    server.close(60.0)

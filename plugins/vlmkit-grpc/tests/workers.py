@@ -9,20 +9,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-READY = re.compile(r"ready: (\S+) at grpc://(\S+)")
-DIGEST = re.compile(r"model digest ([0-9a-f]{64})")
+READY = re.compile(r"ready: (?:the encoder of )?(\S+) at (?:grpc://)?(\S+)")
+DIGEST = re.compile(r"(?:model digest|identity) (.+)")
 
 
 class WorkerProcess:
-    """One ``vlmkit worker``, which has answered that it is ready.
+    """One ``vlmkit worker`` or ``vlmkit encoder``, which has answered that it is ready.
 
     Attributes:
         address: where it listens, as a reference of a model names it.
-        digest: the digest of its model.
+        digest: the digest of its model, or the identity of the encoder.
     """
 
-    def __init__(self, *arguments: str, model: str = "mock", listen: str = "127.0.0.1:0") -> None:
-        command = [sys.executable, "-m", "vlmkit", "worker", model, "--listen", listen]
+    def __init__(
+        self,
+        *arguments: str,
+        model: str = "mock",
+        listen: str = "127.0.0.1:0",
+        kind: str = "worker",
+    ) -> None:
+        command = [sys.executable, "-m", "vlmkit", kind, model, "--listen", listen]
         self._process = subprocess.Popen(
             [*command, *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
         )
@@ -80,3 +86,8 @@ def worker(*arguments: str, **options: str) -> Iterator[WorkerProcess]:
         yield process
     finally:
         process.close()
+
+
+def encoder(*arguments: str, **options: str):
+    """Run an encoder."""
+    return worker(*arguments, kind="encoder", **options)

@@ -161,7 +161,7 @@ def test_a_slot_holds_all_tokens_of_its_image_and_as_many_placeholders_as_featur
 TOOL = {
     "type": "function",
     "function": {
-        "name": "look_up",
+        "name": "lookup",
         "description": 'Find a "word", and say what it means: é',
         "parameters": {
             "type": "object",

@@ -36,7 +36,7 @@ SCHEMA = {
 }
 TOOL = {
     "type": "function",
-    "function": {"name": "look_up", "description": "", "parameters": SCHEMA},
+    "function": {"name": "lookup", "description": "", "parameters": SCHEMA},
 }
 ASKED = [Message.of("user", "hello")]
 CALLING = {"gpt_oss", "qwen3", "qwen3_vl"}
@@ -96,7 +96,7 @@ def parts_of(thought: str, text: str, calls: Sequence[Any]) -> list[Any]:
         *([ReasoningPart(thought)] if thought else []),
         *([TextPart(text)] if text else []),
         *(
-            ToolCallPart(f"aBcDeF12{n}", "look_up", json.dumps(arguments, ensure_ascii=False))
+            ToolCallPart(f"aBcDeF12{n}", "lookup", json.dumps(arguments, ensure_ascii=False))
             for n, arguments in enumerate(calls)
         ),
     ]
@@ -129,7 +129,7 @@ def test_a_rendered_message_parses_back_however_it_is_split(name, model_of):
     )
     def check(thought, text, calls, places):
         prompt, ids = written(model, parts_of(thought, text, calls), [TOOL])
-        expected = thought, text, [("look_up", arguments) for arguments in calls]
+        expected = thought, text, [("lookup", arguments) for arguments in calls]
         assert read(model, prompt, ids) == expected
         assert read(model, prompt, cut_again(model, ids, places)) == expected
 
@@ -169,10 +169,10 @@ def test_the_grammar_of_a_template_accepts_only_calls_within_the_schema(name, mo
     calling = model.prompt(ASKED, tools=[TOOL]).calling
     compiled = [
         compiler.compile(tool_call_grammar(calling, choice))
-        for choice in ("auto", "required", NamedTool("look_up"))
+        for choice in ("auto", "required", NamedTool("lookup"))
     ]
 
-    def accepts(calls, tool="look_up"):
+    def accepts(calls, tool="lookup"):
         made = [replace(part, name=tool) for part in parts_of("", "", calls)]
         _, ids = written(model, made, [TOOL])
         ids = list(dropwhile(lambda token_id: model.token_bytes(token_id).isspace(), ids))

@@ -254,6 +254,55 @@ class ConcurrentEncoder(HonestEncoder):
     max_concurrency = 3
 
 
+class ScopedEncoder(HonestEncoder):
+    """Caches features in scopes, copies them to the host, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[tuple[bytes, bytes], MediaFeatures] = {}
+        self.num = 0
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.num += len(slots)
+        return super().encode(slots)
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        return self.encode(slots)
+
+    def to_host(self, features: MediaFeatures) -> MediaFeatures:
+        return features
+
+    def counters(self) -> dict[str, int]:
+        return {"num_encoded": self.num}
+
+
+class CachesByScopeAlone(ScopedEncoder):
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        for slot, scope in zip(slots, scopes, strict=True):
+            self.known.setdefault((scope, b""), self.encode([slot])[0])
+        return [self.known[scope, b""] for scope in scopes]
+
+
+class RoundsOnTheHost(ScopedEncoder):
+    def to_host(self, features: MediaFeatures) -> MediaFeatures:
+        return changed([features], lambda rows, _: rows.astype(np.float16).astype(np.float32))[0]
+
+
+class LosesRowsOnTheHost(ScopedEncoder):
+    def to_host(self, features: MediaFeatures) -> MediaFeatures:
+        return dataclasses.replace(features, extra={})
+
+
+class CountsBackwards(ScopedEncoder):
+    def counters(self) -> dict[str, int]:
+        return {"num_encoded": max(0, 100 - self.num)}
+
+
+class RenamesItsCounters(ScopedEncoder):
+    def counters(self) -> dict[str, int]:
+        return {f"num_encoded_{self.num}": self.num}
+
+
 class StatesNoNumber(HonestEncoder):
     max_concurrency = "3"
 
@@ -486,6 +535,36 @@ TABLE = Table(
             "concurrent_calls_agree_with_single_ones",
             honest=ConcurrentEncoder,
             raises=(RuntimeError,),
+        ),
+        Broken(
+            CachesByScopeAlone,
+            "Features of one medium are not returned for another, in any scope.",
+            "scopes_change_no_features",
+            honest=ScopedEncoder,
+        ),
+        Broken(
+            RoundsOnTheHost,
+            "Features on the host have equal values.",
+            "features_are_copied_to_the_host_without_a_loss",
+            honest=ScopedEncoder,
+        ),
+        Broken(
+            LosesRowsOnTheHost,
+            "Features on the host have all arrays.",
+            "features_are_copied_to_the_host_without_a_loss",
+            honest=ScopedEncoder,
+        ),
+        Broken(
+            CountsBackwards,
+            "Counters never fall.",
+            "counters_never_fall_and_keep_their_names",
+            honest=ScopedEncoder,
+        ),
+        Broken(
+            RenamesItsCounters,
+            "The names of counters are constant.",
+            "counters_never_fall_and_keep_their_names",
+            honest=ScopedEncoder,
         ),
     ),
 )

@@ -2,16 +2,18 @@
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from vlmkit.errors import ConfigError
-from vlmkit_grpc.settings import PORT
+from vlmkit_grpc.settings import ENCODER_PORT, PORT
 
 SCHEME = "grpc"
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _UNIX = "unix:"
 _REFERENCE = "the reference of the model"
+_PORTS = {"worker": PORT, "encoder": ENCODER_PORT}
 _MAX_PATH_BYTES = 103  # what the address of a local socket holds on macOS; Linux holds 107
 
 
@@ -28,15 +30,36 @@ class WorkerAddress:
     is_loopback: bool
 
 
-def listen_address(text: str) -> WorkerAddress:
-    """Return the address that a worker listens on.
+def listen_address(text: str, section: str = "worker") -> WorkerAddress:
+    """Return the address that a worker or an encoder listens on.
 
     Raises:
         ConfigError: it is none, or a path that is too long for a socket file.
     """
+    return _address(text, f"{section}.listen", _PORTS[section])
+
+
+def encoder_addresses(texts: Iterable[str]) -> list[WorkerAddress]:
+    """Return the addresses of encoders.
+
+    Raises:
+        ConfigError: there is none, one is invalid, or one is named twice.
+    """
+    setting = "media_encoder.addresses"
+    found = [_address(text, setting, ENCODER_PORT) for text in texts]
+    if not found:
+        raise ConfigError(
+            f"{setting} names no encoder", hint=f"{setting} = ['gpu2:{ENCODER_PORT}']"
+        )
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{setting} names an encoder twice")
+    return found
+
+
+def _address(text: str, what: str, port: int) -> WorkerAddress:
     if text.startswith(_UNIX) and text != _UNIX:
-        return _socket_file(text.removeprefix(_UNIX), "worker.listen")
-    return _network_address(text, "worker.listen")
+        return _socket_file(text.removeprefix(_UNIX), what)
+    return _network_address(text, what, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +108,15 @@ def _socket_file(path: str, what: str) -> WorkerAddress:
     return WorkerAddress(f"{_UNIX}{path}", is_loopback=True)
 
 
-def _network_address(text: str, what: str) -> WorkerAddress:
+def _network_address(text: str, what: str, port: int = PORT) -> WorkerAddress:
     found = _HOST.fullmatch(text)
-    if found is None or int(found["port"] or PORT) > 65_535:
+    if found is None or int(found["port"] or port) > 65_535:
         raise ConfigError(
             f"{what} is {text!r}, which is no address",
-            hint="write HOST:PORT, such as 127.0.0.1:50051 or [::1]:50051, or unix:PATH",
+            hint=f"write HOST:PORT, such as 127.0.0.1:{port} or [::1]:{port}, or unix:PATH",
         )
     host = found["host"]
-    return WorkerAddress(f"{host}:{found['port'] or PORT}", _is_loopback(host.strip("[]")))
+    return WorkerAddress(f"{host}:{found['port'] or port}", _is_loopback(host.strip("[]")))
 
 
 def _is_loopback(host: str) -> bool:

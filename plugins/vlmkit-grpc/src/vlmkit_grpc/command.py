@@ -1,9 +1,7 @@
 """``vlmkit worker``: runs one model for gateways on this machine or others."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -11,9 +9,9 @@ import click
 from vlmkit.cli.model_command import CommandModel, WorkerProcesses, configured, stated
 from vlmkit.errors import EngineFailed
 from vlmkit.interfaces.observer import Observer
-from vlmkit.kit.traces import TraceFormatter
 from vlmkit_grpc.addresses import SCHEME, WorkerAddress
 from vlmkit_grpc.credentials import Access, access_of
+from vlmkit_grpc.process_log import shown_log
 from vlmkit_grpc.service import WorkerService
 from vlmkit_grpc.settings import DEFAULT_LISTEN, WorkerSettings
 
@@ -45,8 +43,8 @@ def worker(
     options = stated(**{"worker.listen": listen})
     chosen = CommandModel(model, config_file, assignments, options)
     settings = chosen.table("worker", WorkerSettings)
-    access = access_of(settings)  # before the model is loaded
-    with _shown_log(is_debugging=context.obj.debug):
+    access = access_of(settings, "worker")  # before the model is loaded
+    with shown_log(is_debugging=context.obj.debug):
         is_wanted = _run(chosen, settings, access)
     if not is_wanted:
         raise EngineFailed("the engine of the model failed", hint="see the log above")
@@ -86,17 +84,3 @@ def _show(service: WorkerService, address: str) -> None:
     found = service.description
     reference = f"{SCHEME}://{address.removeprefix('unix:')}"
     click.echo(f"ready: {found.model} at {reference}\nmodel digest {found.model_digest}", err=True)
-
-
-@contextmanager
-def _shown_log(*, is_debugging: bool) -> Iterator[None]:
-    """Write the log to standard error while the worker runs, without texts of clients."""
-    with ExitStack() as after:
-        for handler in logging.getLogger().handlers:
-            after.callback(handler.setFormatter, handler.formatter)
-            handler.setFormatter(TraceFormatter(tells_all=is_debugging))
-        for name in ("vlmkit", "vlmkit_grpc"):
-            logger = logging.getLogger(name)
-            after.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.DEBUG if is_debugging else logging.INFO)
-        yield

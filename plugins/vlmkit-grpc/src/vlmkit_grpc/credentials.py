@@ -12,7 +12,7 @@ import msgspec
 from vlmkit.errors import ConfigError
 from vlmkit.settings.bounds import Secret
 from vlmkit_grpc.addresses import WorkerAddress, listen_address
-from vlmkit_grpc.settings import GrpcSettings, WorkerSettings
+from vlmkit_grpc.settings import ConnectSettings, ListenSettings
 
 METADATA_KEY = "authorization"
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -20,7 +20,7 @@ HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 Metadata = tuple[tuple[str, str], ...]
 
 
-def secret_of(settings: WorkerSettings | GrpcSettings, section: str) -> str:
+def secret_of(settings: ListenSettings | ConnectSettings, section: str) -> str:
     """Return the secret of settings; empty if there is none.
 
     Raises:
@@ -90,19 +90,23 @@ class Access(NamedTuple):
     credentials: grpc.ServerCredentials | None
 
 
-def access_of(settings: WorkerSettings) -> Access:
-    """Return the access to a worker.
+def access_of(settings: ListenSettings, section: str) -> Access:
+    """Return the access to a worker or an encoder.
+
+    Args:
+        settings: how it listens.
+        section: the table of the settings, for errors.
 
     Raises:
         ConfigError: a setting or a file cannot be used, or other machines reach the address and
             need neither a secret nor a certificate.
     """
-    address = listen_address(settings.listen)
-    _refuse_unguarded(settings, address)
-    return Access(address, secret_of(settings, "worker"), _server_credentials(settings))
+    address = listen_address(settings.listen, section)
+    _refuse_unguarded(settings, address, section)
+    return Access(address, secret_of(settings, section), _server_credentials(settings, section))
 
 
-def _refuse_unguarded(settings: WorkerSettings, address: WorkerAddress) -> None:
+def _refuse_unguarded(settings: ListenSettings, address: WorkerAddress, section: str) -> None:
     """Refuse to answer other machines that prove nothing.
 
     Raises:
@@ -113,33 +117,40 @@ def _refuse_unguarded(settings: WorkerSettings, address: WorkerAddress) -> None:
         return
     raise ConfigError(
         f"{address.target!r} can be reached by other machines, and no secret is required",
-        hint="name the file of a secret in worker.secret_file, require certificates by "
-        "worker.tls_client_ca, or set worker.allow_public_without_secret in a closed network",
+        hint=f"name the file of a secret in {section}.secret_file, require certificates by "
+        f"{section}.tls_client_ca, or set {section}.allow_public_without_secret in a closed "
+        "network",
     )
 
 
-def _server_credentials(settings: WorkerSettings) -> grpc.ServerCredentials | None:
-    """Return the TLS credentials of a worker; None without TLS.
+def _server_credentials(settings: ListenSettings, section: str) -> grpc.ServerCredentials | None:
+    """Return the TLS credentials of a process that listens; None without TLS.
 
     Raises:
         ConfigError: a file cannot be used.
     """
     if not settings.tls_certificate:
         if settings.tls_client_ca or settings.tls_private_key:
-            raise ConfigError("worker.tls_certificate is not set, and other settings of TLS are")
+            raise ConfigError(
+                f"{section}.tls_certificate is not set, and other settings of TLS are"
+            )
         return None
-    chain = _content(settings.tls_certificate, "worker.tls_certificate")
-    key = _key(settings.tls_private_key, chain, "worker.tls_private_key")
+    chain = _content(settings.tls_certificate, f"{section}.tls_certificate")
+    key = _key(settings.tls_private_key, chain, f"{section}.tls_private_key")
     ca = None
     if settings.tls_client_ca:
-        ca = _content(settings.tls_client_ca, "worker.tls_client_ca")
+        ca = _content(settings.tls_client_ca, f"{section}.tls_client_ca")
     return grpc.ssl_server_credentials(
         [(key, chain)], root_certificates=ca, require_client_auth=ca is not None
     )
 
 
-def channel_credentials(settings: GrpcSettings) -> grpc.ChannelCredentials | None:
+def channel_credentials(settings: ConnectSettings, section: str) -> grpc.ChannelCredentials | None:
     """Return the TLS credentials of a gateway; None without TLS.
+
+    Args:
+        settings: how it connects.
+        section: the section of the settings, for errors.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -148,10 +159,10 @@ def channel_credentials(settings: GrpcSettings) -> grpc.ChannelCredentials | Non
         return None
     chain = key = ca = None
     if settings.tls_ca:
-        ca = _content(settings.tls_ca, "runner.tls_ca")
+        ca = _content(settings.tls_ca, f"{section}.tls_ca")
     if settings.tls_certificate:
-        chain = _content(settings.tls_certificate, "runner.tls_certificate")
-        key = _key(settings.tls_private_key, chain, "runner.tls_private_key")
+        chain = _content(settings.tls_certificate, f"{section}.tls_certificate")
+        key = _key(settings.tls_private_key, chain, f"{section}.tls_private_key")
     return grpc.ssl_channel_credentials(ca, key, chain)
 
 

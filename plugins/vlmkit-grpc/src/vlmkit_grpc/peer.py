@@ -52,7 +52,7 @@ class GrpcPeer:
         self._model = model
         self._settings = settings
         self._name = name
-        self._credentials = channel_credentials(settings)
+        self._credentials = channel_credentials(settings, "runner")
         self._metadata = metadata_of(secret_of(settings, "runner"))
         self.expected: DescribeReply | None = None
         self.expected_facts: RunnerFacts | None = None

@@ -3,16 +3,23 @@
 import importlib.util
 from typing import Any
 
+from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_grpc.addresses import SCHEME, worker_reference
-from vlmkit_grpc.settings import GrpcSettings, WorkerSettings
+from vlmkit_grpc.settings import (
+    EncoderSettings,
+    GrpcSettings,
+    RemoteEncoderSettings,
+    WorkerSettings,
+)
 
 VLMKIT_API = (1, 0)
-VLMKIT_TABLES = {"worker": WorkerSettings}
+VLMKIT_TABLES = {"worker": WorkerSettings, "encoder": EncoderSettings}
 REQUIRED = {"grpc": "grpcio", "grpc_health": "grpcio-health-checking"}
 
 
@@ -31,6 +38,30 @@ def _build_worker(_: BuildContext) -> Any:
     return worker
 
 
+def _build_encoder_command(_: BuildContext) -> Any:
+    from vlmkit_grpc.encoders.command import encoder
+
+    return encoder
+
+
+def _build_remote_encoder(context: BuildContext) -> MediaEncoder:
+    from vlmkit_grpc.encoders.build import build_remote_encoder
+
+    return build_remote_encoder(context)
+
+
+def _examine_remote_encoder(context: BuildContext) -> str:
+    from vlmkit_grpc.encoders.build import examine_remote_encoder
+
+    return examine_remote_encoder(context)
+
+
+def _plan_remote_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_grpc.encoders.build import plan_remote_encoder
+
+    return plan_remote_encoder(context, load)
+
+
 def _build_runner(context: BuildContext) -> Runner:
     from vlmkit_grpc.build import build_runner
 
@@ -45,12 +76,32 @@ def _examine(context: BuildContext) -> str:
 
 @hookimpl
 def vlmkit_register_commands(registry: Registry[Any]) -> None:
-    """Register ``vlmkit worker``."""
+    """Register ``vlmkit worker`` and ``vlmkit encoder``."""
     registry.add(
         "worker",
         _build_worker,
         why_not=_why_not,
         description="Run a model for gateways on this machine or others, over gRPC.",
+    )
+    registry.add(
+        "encoder",
+        _build_encoder_command,
+        why_not=_why_not,
+        description="Encode images of a model for workers on this machine or others, over gRPC.",
+    )
+
+
+@hookimpl
+def vlmkit_register_media_encoders(registry: Registry[MediaEncoder]) -> None:
+    """Offer ``media_encoder.use = "remote"``."""
+    registry.add(
+        "remote",
+        _build_remote_encoder,
+        settings=RemoteEncoderSettings,
+        why_not=_why_not,
+        examine=_examine_remote_encoder,
+        plan=_plan_remote_encoder,
+        description="large images in other processes, and the rest in this one",
     )
 
 

@@ -7,8 +7,9 @@ _REASONS = {
     grpc.StatusCode.UNAUTHENTICATED: "it refuses the secret",
     grpc.StatusCode.DEADLINE_EXCEEDED: "it did not answer in time",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "it has too many calls, or a message is too large",
-    grpc.StatusCode.UNIMPLEMENTED: "it is no worker of this version of vlmkit",
+    grpc.StatusCode.UNIMPLEMENTED: "it has no such service, or another version of vlmkit",
     grpc.StatusCode.INVALID_ARGUMENT: "it refuses a message",
+    grpc.StatusCode.FAILED_PRECONDITION: "it is another one than before",
     grpc.StatusCode.CANCELLED: "the connection is closed",
 }
 

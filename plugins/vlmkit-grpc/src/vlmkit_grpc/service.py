@@ -22,7 +22,7 @@ from vlmkit.running.remote_runner.request_server import CallerLimits, RequestSer
 from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.outbox import Outbox
 from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part, WatchReply
-from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerServicer
+from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from vlmkit_grpc.settings import WorkerSettings
 from vlmkit_grpc.watch import CacheObserver, replies
 
@@ -80,9 +80,17 @@ class WorkerService(WorkerServicer):
         """Number of open sessions, and of calls for single requests."""
         return len(self._servers)
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server."""
+        add_WorkerServicer_to_server(self, server)
+
     def note_drain(self) -> None:
         """Report to watchers that the worker drains."""
         self._is_draining = True
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Refuse new requests, and return whether all running ones ended in time."""
+        return await asyncio.to_thread(self._runner.drain, timeout_s)
 
     def end(self) -> None:
         """End all calls, each with an error for its open requests."""

@@ -9,6 +9,12 @@ from prometheus_client.core import (
     Metric,
 )
 
+from vlmkit.interfaces.media_encoder import (
+    NUM_REMOTE,
+    NUM_REMOTE_FAILURES,
+    NUM_REMOTE_FALLBACKS,
+    REMOTE_FAILURES,
+)
 from vlmkit_monitor.names import METRICS, MetricSpec
 from vlmkit_monitor.tally import Buckets, Tally
 from vlmkit_server.interfaces.monitor import ModelState, ServerState
@@ -23,6 +29,8 @@ _COUNTED = {
     "num_media_encoded": "encoded_media_total",
     "num_feature_hits": "encoder_cache_hits_total",
     "num_feature_misses": "encoder_cache_misses_total",
+    NUM_REMOTE: "remote_encodings_total",
+    NUM_REMOTE_FALLBACKS: "remote_encoding_fallbacks_total",
     "num_preemptions": "preemptions_total",
 }
 _ENDS = {"num_finished": "finished", "num_aborted": "aborted", "num_failed": "failed"}
@@ -108,6 +116,9 @@ class Families:
     def _add_counters(self, name: str, counters: Mapping[str, int]) -> None:
         for counter, own in _COUNTED.items():
             self.add(own, counters.get(counter, 0), name)
+        for reason in REMOTE_FAILURES:
+            num = counters.get(f"{NUM_REMOTE_FAILURES}{reason}", 0)
+            self.add("remote_encoding_failures_total", num, name, reason)
         for counter, end in _ENDS.items():
             self.add("sequences_total", counters.get(counter, 0), name, end)
 

@@ -52,7 +52,7 @@ from vlmkit.errors import (
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.plugins.kinds import RUNNER
+from vlmkit.plugins.kinds import MEDIA_ENCODER, RUNNER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, OtherModel, Provider, ignore_progress
 
@@ -245,6 +245,30 @@ def assemble(
     heap.trim()
     report("ready")
     return runner
+
+
+def assemble_encoder(
+    entry: ModelEntry, config: Config, plugins: Plugins, on_stage: OnStage | None = None
+) -> MediaEncoder:
+    """Build the media encoder of a model as its pipeline would have it, and nothing else.
+
+    The caller closes it.
+
+    Raises:
+        ConfigError: the model has no media encoder.
+        VlmkitError: as for :func:`load`.
+    """
+    report = on_stage or ignore_progress
+    report("model files")
+    checkpoint = find_files(entry, config, plugins)
+    choice = choose(entry, config, plugins, checkpoint)
+    choice.pop(RUNNER.section, None)
+    if "media_encoder" not in choice:
+        raise ConfigError(f"model {checkpoint.name!r} has no media encoder here")
+    name, settings = choice["media_encoder"]
+    context = replace(build_context(entry, choice, plugins, checkpoint), on_stage=report)
+    report("media encoder")
+    return plugins.of(MEDIA_ENCODER).build(name, settings, context)
 
 
 def build_plan(

@@ -13,6 +13,7 @@ import msgspec
 from vlmkit.cli.loading import Stages, read_with_plugins, wanted_of
 from vlmkit.cli.options import configured, stated
 from vlmkit.config.renderer_plan import WorkerProcesses
+from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.checkpoint import Checkpoint
@@ -67,6 +68,17 @@ class CommandModel:
         from vlmkit.assembly.load import find_files
 
         return find_files(self._wanted.entry, self._config, self._plugins)
+
+    def build_encoder(self) -> MediaEncoder:
+        """Build the media encoder of the model alone, which the caller closes.
+
+        Raises:
+            VlmkitError: the model has none, or cannot be loaded.
+        """
+        from vlmkit.assembly.load import assemble_encoder
+
+        with closing(Stages(lists=True)) as stages:
+            return assemble_encoder(self._wanted.entry, self._config, self._plugins, stages)
 
     def build(
         self,

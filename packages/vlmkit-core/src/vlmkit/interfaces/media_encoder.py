@@ -3,7 +3,7 @@
 Holds no implementation.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Protocol, runtime_checkable
 
 from vlmkit.interfaces.features import MediaFeatures
@@ -69,3 +69,56 @@ class EncodesConcurrently(Protocol):
         property, one call runs at a time.
         """
         ...
+
+
+@runtime_checkable
+class EncodesInScopes(Protocol):
+    """An optional method of a media encoder that caches features beyond one call.
+
+    Such as in another process, for several pipelines.
+    """
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        """Return the features of each medium, in order; called in place of ``encode``.
+
+        Args:
+            slots: as for ``encode``.
+            scopes: the cache scope of each. A cache must not return the features of one scope for
+                another, so that no tenant learns from response times what others have sent.
+        """
+        ...
+
+
+@runtime_checkable
+class CopiesToHost(Protocol):
+    """An optional method of a media encoder whose features NumPy cannot always read."""
+
+    def to_host(self, features: MediaFeatures) -> MediaFeatures:
+        """Return equal features in the memory of this machine, of types that NumPy has.
+
+        A wider type must hold the same values: float32 for bfloat16.
+        """
+        ...
+
+
+@runtime_checkable
+class CountsEncodings(Protocol):
+    """An optional method of a media encoder: counters of its own."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return counters for ``RunnerStats.counters``; called from any thread.
+
+        They never fall, and their names are constant.
+        """
+        ...
+
+
+NUM_REMOTE = "num_media_encoded_remotely"
+NUM_REMOTE_FALLBACKS = "num_remote_fallbacks"
+NUM_REMOTE_FAILURES = "num_remote_failures."
+REMOTE_FAILURES = ("absent", "busy", "lost", "timeout", "refused", "malformed")
+"""The counters of an encoder that sends media to other processes.
+
+Media that these encoded, media that the local encoder encoded in their place, and failed attempts
+by reason: ``NUM_REMOTE_FAILURES`` with one of ``REMOTE_FAILURES``.
+"""

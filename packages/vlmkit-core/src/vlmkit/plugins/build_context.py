@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.interfaces.constraint import Vocabulary
 from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
 from vlmkit.interfaces.tokenizer import Tokenizer
@@ -58,6 +59,14 @@ class Registered(Protocol[T_co]):
             ConfigError: a setting is unknown or out of range.
             PluginError: the provider failed in a way that it does not explain.
         """
+
+    def examine(self, name: str, settings: Mapping[str, Any], context: "BuildContext") -> str:
+        """Return how a provider would run a model; errors as for :meth:`build`. Builds nothing."""
+
+    def plan(
+        self, name: str, settings: Mapping[str, Any], context: "BuildContext", load: PlannedLoad
+    ) -> MemoryPlan | None:
+        """Return the memory that a component would take; None if its provider does not say."""
 
 
 @dataclass(frozen=True, slots=True)

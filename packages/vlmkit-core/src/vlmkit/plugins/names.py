@@ -22,7 +22,7 @@ OWNERS_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("batch", "keys", "serve"), SERVER),
         **dict.fromkeys(("plugins check", "plugins new", "verify"), TESTING),
         "bench": BENCH,
-        "worker": GRPC,
+        **dict.fromkeys(("encoder", "worker"), GRPC),
     }
 )
 """The distribution that owns each command of vlmkit."""
@@ -30,7 +30,7 @@ OWNERS_OF_TABLES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("apis", "monitors", "server", "tool_sources"), SERVER),
         "ray": RAY,
-        "worker": GRPC,
+        **dict.fromkeys(("encoder", "worker"), GRPC),
     }
 )
 """The distribution that owns each config table of vlmkit that the core does not decode."""

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 from vlmkit.interfaces.features import MediaFeatures
-from vlmkit.interfaces.media_encoder import EncodesConcurrently, MediaEncoder
+from vlmkit.interfaces.media_encoder import (
+    CopiesToHost,
+    CountsEncodings,
+    EncodesConcurrently,
+    EncodesInScopes,
+    MediaEncoder,
+)
 from vlmkit.interfaces.prompt import Array, MediaSlot
 from vlmkit_testing.contracts.arrays import to_numpy
 
@@ -231,6 +237,46 @@ class MediaEncoderContract:
                     assert len(made) == len(order)
                     for number, features in zip(order, made, strict=True):
                         self.agree(features, expected[number])
+
+    def test_scopes_change_no_features(self) -> None:
+        """``encode_in_scopes`` returns what ``encode`` returns, whatever a scope's cache holds."""
+        encoder = self.make()
+        if not isinstance(encoder, EncodesInScopes):
+            pytest.skip("this encoder caches nothing beyond one call")
+        expected = encoder.encode(self.shown)
+        for scopes in (b"ab", b"ba", b"aa"):
+            names = islice(cycle([scopes[:1], scopes[1:]]), len(self.shown))
+            made = encoder.encode_in_scopes(self.shown, list(names))
+            assert len(made) == len(expected)
+            for features, wanted in zip(made, expected, strict=True):
+                self.agree(features, wanted)
+
+    def test_features_are_copied_to_the_host_without_a_loss(self) -> None:
+        """``to_host`` returns arrays that NumPy can read, with equal values and their size."""
+        encoder = self.make()
+        if not isinstance(encoder, CopiesToHost):
+            pytest.skip("NumPy reads the features of this encoder")
+        for features in encoder.encode(self.shown):
+            copied = encoder.to_host(features)
+            assert copied.num_tokens == features.num_tokens
+            assert copied.extra.keys() == features.extra.keys()
+            pairs = [(copied.embeddings, features.embeddings)]
+            pairs += [(copied.extra[name], array) for name, array in features.extra.items()]
+            for host, array in pairs:
+                np.testing.assert_array_equal(np.from_dlpack(host), to_numpy(array))
+            assert copied.num_bytes >= sum(_num_bytes(host) for host, _ in pairs)
+
+    def test_counters_never_fall_and_keep_their_names(self) -> None:
+        """Monitors compute rates of them."""
+        encoder = self.make()
+        if not isinstance(encoder, CountsEncodings):
+            pytest.skip("this encoder has no counters")
+        before = dict(encoder.counters())
+        encoder.encode(self.shown)
+        after = dict(encoder.counters())
+        assert after.keys() == before.keys()
+        assert all(type(number) is int and number >= 0 for number in before.values())
+        assert all(after[name] >= number for name, number in before.items())
 
     def test_closing_one_encoder_leaves_another_running(self) -> None:
         """Two encoders share no state that ``close`` ends."""

@@ -1,4 +1,4 @@
-"""Writes the code of ``worker.proto`` anew: ``python -m vlmkit_grpc.protocol.generate [FOLDER]``.
+"""Writes the code of the services anew: ``python -m vlmkit_grpc.protocol.generate [FOLDER]``.
 
 It needs grpcio-tools. A test compares its result with the committed code.
 """
@@ -23,6 +23,7 @@ def generate(folder: Path) -> None:
             f"--pyi_out={folder}",
             f"--grpc_python_out={folder}",
             f"{source}/{PACKAGE}/worker.proto",
+            f"{source}/{PACKAGE}/encoder.proto",
         ]
     )
     if code:

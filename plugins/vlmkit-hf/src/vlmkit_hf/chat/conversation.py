@@ -178,7 +178,7 @@ class Conversations:
 
     def _accepts_calls(self, form: MessageForm) -> bool:
         arguments = '{"the key": "one \\"two\\""}'
-        call = ToolCallPart("aCall0123", "look_up", arguments)
+        call = ToolCallPart("aCall0123", "lookup", arguments)
         exchange = [
             Message.of("user", "What?"),
             Message("assistant", (call,)),
@@ -196,7 +196,7 @@ class Conversations:
         """Tell whether the template renders a message with reasoning, text and two calls."""
         calls = [
             ToolCallPart(f"aCall012{number}", name, f'{{"key": "{name} it"}}')
-            for number, name in enumerate(("look_up", "look_down"))
+            for number, name in enumerate(("lookup", "look_down"))
         ]
         answer = Message("assistant", (ReasoningPart("Hm."), TextPart("I look."), *calls))
         results = [Message("tool", (TextPart(f"{call.name} that"),), call.id) for call in calls]

@@ -18,7 +18,7 @@ ARGUMENTS = {"city": "Bonn", "days": 3, "near": [{"x": True}]}
 TOOL = {
     "type": "function",
     "function": {
-        "name": "look_up",
+        "name": "lookup",
         "description": "Looks up.",
         "parameters": {
             "type": "object",
@@ -31,7 +31,7 @@ TOOL = {
         },
     },
 }
-CALL = ToolCallPart("aCall0123", "look_up", json.dumps(ARGUMENTS))
+CALL = ToolCallPart("aCall0123", "lookup", json.dumps(ARGUMENTS))
 
 _DECODER = json.JSONDecoder()
 Segments = Callable[[Sequence[Message]], Sequence[Segment]]
@@ -58,7 +58,7 @@ def detect_format(segments: Segments) -> CallFormat | None:
             break
     known = [*FORMATS.values(), *_candidates(written)]
     return next(
-        (form for form in known if _parsed_with(form, written) == [("look_up", ARGUMENTS)]), None
+        (form for form in known if _parsed_with(form, written) == [("lookup", ARGUMENTS)]), None
     )
 
 

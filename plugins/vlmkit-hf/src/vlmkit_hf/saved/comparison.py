@@ -23,7 +23,7 @@ TOKENS = (64, 1000)  # requested tokens of an image
 TOOL = {
     "type": "function",
     "function": {
-        "name": "look_up",
+        "name": "lookup",
         "description": "Looks up.",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },

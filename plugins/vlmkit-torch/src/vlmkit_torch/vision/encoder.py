@@ -95,6 +95,13 @@ class TorchVisionEncoder:
         """Return whether its weights are those of ``model``, and not a copy."""
         return self._loaded.model is model
 
+    def to_host(self, features: MediaFeatures) -> MediaFeatures:
+        """Return equal features on the CPU, with float32 in place of bfloat16."""
+        arrays = {name: _on_host(array) for name, array in features.extra.items()}
+        rows = _on_host(features.embeddings)
+        num_bytes = sum(each.numel() * each.element_size() for each in (rows, *arrays.values()))
+        return MediaFeatures(features.num_tokens, rows, arrays, num_bytes)
+
     def close(self) -> None:
         """Release the weights."""
         del self._loaded, self._tower
@@ -270,3 +277,8 @@ def _features(layers: dict[str, torch.Tensor]) -> MediaFeatures:
         main = torch.zeros_like(next(iter(own.values())))
     num_bytes = sum(rows.numel() * rows.element_size() for rows in (main, *own.values()))
     return MediaFeatures(main.shape[0], main, own, num_bytes)
+
+
+def _on_host(array: Array) -> torch.Tensor:
+    tensor = to_tensor(array, CPU)
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -15,7 +15,7 @@ from itertools import islice
 
 from vlmkit.errors import EngineError, PluginError
 from vlmkit.interfaces.features import MediaFeatures
-from vlmkit.interfaces.media_encoder import MediaEncoder
+from vlmkit.interfaces.media_encoder import EncodesInScopes, MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.running.faults.attribution import Fault
 from vlmkit.running.faults.isolation import isolated
@@ -156,7 +156,7 @@ class EncoderThreads:
             ident = threading.get_ident()
             self._batches[ident] = EncoderBatch(slots, time.perf_counter(), ident)
         began_s = time.time()
-        results = isolated(self._encode, list(slots.values()))
+        results = isolated(self._encode, list(slots.items()))
         stage = Stage.since(began_s)
         with self._lock:
             del self._batches[ident]
@@ -174,10 +174,15 @@ class EncoderThreads:
             del self._queue[key]
         return share
 
-    def _encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
-        if self._encoder is None:
+    def _encode(self, media: Seq[tuple[Key, MediaSlot]]) -> list[MediaFeatures]:
+        encoder, slots = self._encoder, [slot for _, slot in media]
+        if encoder is None:
             raise EngineError("this pipeline has no media encoder")
-        features = list(self._encoder.encode(slots))
+        if isinstance(encoder, EncodesInScopes):
+            scopes = [scope for (scope, _), _ in media]
+            features = list(encoder.encode_in_scopes(slots, scopes))
+        else:
+            features = list(encoder.encode(slots))
         found, wanted = [f.num_tokens for f in features], [slot.num_features for slot in slots]
         if found != wanted:
             raise Fault("media_encoder", f"returned {found} features, expected {wanted}")

@@ -66,7 +66,7 @@ def choose(candidates: Seq[Candidate], affinity: bytes, prompt_tokens: int) -> C
     """
     places = [i for i, each in enumerate(candidates) if not each.is_full]
     places = places or list(range(len(candidates)))
-    weights = {i: _weight(affinity, candidates[i].name) for i in places}
+    weights = {i: rendezvous_weight(affinity, candidates[i].name) for i in places}
     favourite = max(places, key=weights.__getitem__)
 
     def score(place: int) -> tuple[int, bytes]:
@@ -99,6 +99,6 @@ def _within_bound(candidates: Seq[Candidate], places: Seq[int]) -> list[int]:
     return [i for i in places if candidates[i].num_open + 1 <= bound]
 
 
-def _weight(affinity: bytes, name: str) -> bytes:
-    """Return the weight of a worker for a key, by rendezvous hashing."""
+def rendezvous_weight(affinity: bytes, name: str) -> bytes:
+    """Return the weight of a name for a key: the largest one is chosen (rendezvous hashing)."""
     return hashlib.blake2b(affinity + b"\0" + name.encode(), digest_size=8).digest()

@@ -20,7 +20,7 @@ from typing import Self, Unpack
 from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import ConfigError, PluginError, RequestError
 from vlmkit.interfaces.engine import CountsRoom
-from vlmkit.interfaces.media_encoder import MediaEncoder, StatesPrecision
+from vlmkit.interfaces.media_encoder import CountsEncodings, MediaEncoder, StatesPrecision
 from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.runner import CONSTRAINT, Admit, RunnerFacts
@@ -342,7 +342,7 @@ class Pipeline:
             self._loop.num_waiting,
             self._features.num_hits,
             self._features.num_misses,
-            asdict(self._loop.stats),
+            asdict(self._loop.stats) | _counters_of(self._encoder),
             {} if self._observers is None else self._observers.stats(),
             self._engine.num_free_tokens if isinstance(self._engine, CountsRoom) else None,
         )
@@ -457,3 +457,7 @@ def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
 
 def _precision_of(encoder: object) -> str:
     return encoder.precision if isinstance(encoder, StatesPrecision) else ""
+
+
+def _counters_of(encoder: object) -> dict[str, int]:
+    return dict(encoder.counters()) if isinstance(encoder, CountsEncodings) else {}

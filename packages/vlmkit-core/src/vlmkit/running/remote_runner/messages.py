@@ -6,7 +6,7 @@ or :class:`Refused`.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -313,24 +313,24 @@ def malformed_number(head: Buffer) -> int | None:
         return None
 
 
-def protocol() -> str:
+def protocol(messages: Mapping[str, type[Any]] = MESSAGES) -> str:
     """Return what both ends must have in common: the version of frames, and a digest of types.
 
     The digest covers the names and the fields of all types that a message may hold.
     """
     digest = hashlib.sha256()
-    for name, kind in sorted(MESSAGES.items()):
+    for name, kind in sorted(messages.items()):
         digest.update(f"{name}({','.join(describe(name, kind).fields)})\n".encode())
     return f"{MAGIC.decode()}{PROTOCOL_VERSION}-{digest.hexdigest()[:16]}"
 
 
-def message_parts(message: object, max_bytes: int) -> list[Buffer]:
+def message_parts(message: object, max_bytes: int, codec: Codec = CODEC) -> list[Buffer]:
     """Return the bytes of a message in parts.
 
     Raises:
         NotSerializable: it holds a value that cannot be sent, or has more bytes than allowed.
     """
-    frame = CODEC.encode(message)
+    frame = codec.encode(message)
     try:
         check_limits(frame, frame_limits(max_bytes))
         return frame_parts(frame)
@@ -349,10 +349,17 @@ class MessageReader:
 
     Args:
         max_bytes: the most bytes that a message may have.
+        codec: knows the types of messages.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, codec: Codec = CODEC) -> None:
         self._splitter = FrameSplitter(frame_limits(max_bytes))
+        self._codec = codec
+
+    @property
+    def is_within_frame(self) -> bool:
+        """Whether only a part of a message has arrived."""
+        return self._splitter.is_within_frame
 
     def feed(self, content: Buffer) -> Iterator[Any]:
         """Add bytes, and yield the messages that are complete now.
@@ -360,4 +367,4 @@ class MessageReader:
         Raises:
             WireError: a message is malformed, or over the limit.
         """
-        yield from map(CODEC.decode, self._splitter.feed(content))
+        yield from map(self._codec.decode, self._splitter.feed(content))

@@ -1,0 +1,1 @@
+"""Media encoders on other machines: the process that encodes, and the encoder that sends to it."""
