@@ -27,6 +27,7 @@ def cluster():
     """Run Ray for a while, on loopback, with two processors and little memory."""
     os.environ |= ENVIRONMENT
     ray.init(
+        address="local",  # not a Ray that an earlier run has left
         num_cpus=2,
         object_store_memory=80 * 2**20,
         include_dashboard=False,

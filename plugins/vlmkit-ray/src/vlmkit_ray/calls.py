@@ -5,10 +5,14 @@ finds it beside the frame. It does not know Ray.
 """
 
 import threading
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 from vlmkit.running.fleet.cache_estimate import CacheEstimate
 from vlmkit.running.fleet.prompt_keys import Segment
+
+
+def _ignore() -> None:
+    pass
 
 
 class ReplicaLoad:
@@ -43,9 +47,10 @@ class Route:
         parts: the parts of its prompt.
         sizes: the number of tokens of each part.
         affinity: selects its favourite replica.
+        refuse: called, in any thread, if all replicas that run have other facts.
 
     Attributes:
-        model, parts, sizes, affinity: as above.
+        model, parts, sizes, affinity, refuse: as above.
         replica: the identity of the replica that has it; empty before one has.
     """
 
@@ -55,8 +60,9 @@ class Route:
         parts: Seq[Segment] = (),
         sizes: Seq[int] = (),
         affinity: bytes = b"",
+        refuse: Callable[[], None] = _ignore,
     ) -> None:
-        self.model = model
+        self.model, self.refuse = model, refuse
         self.parts, self.sizes, self.affinity = parts, sizes, affinity
         self.replica = ""
         self._load: ReplicaLoad | None = None

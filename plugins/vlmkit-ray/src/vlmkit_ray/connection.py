@@ -117,8 +117,7 @@ class RayConnection:
         content = b"".join(message_parts(message, MAX_MESSAGE_BYTES))
         is_start = isinstance(message, Submit | Tokenize | Detokenize)
         work = self._start if is_start else self._control
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(work, message, content)
+        self._from_thread(work, message, content)
 
     def run(
         self,
@@ -138,8 +137,11 @@ class RayConnection:
 
     def _end(self, reason: str) -> None:
         self.reason = reason
+        self._from_thread(self._is_over.set)
+
+    def _from_thread(self, work: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._is_over.set)
+            self._loop.call_soon_threadsafe(work, *args)
 
     def _run(self) -> None:
         with contextlib.closing(self._loop) as loop:
@@ -159,7 +161,8 @@ class RayConnection:
     def _start(self, message: Any, content: bytes) -> None:
         opened = _Open(secrets.token_hex(8), message, Route(self._model))
         self._open[message.number] = opened
-        opened.task = self._loop.create_task(self._answer(opened, content))
+        opened.task = task = self._loop.create_task(self._answer(opened, content))
+        opened.route.refuse = lambda: self._from_thread(task.cancel)
 
     def _control(self, message: Any, content: bytes) -> None:
         if (opened := self._open.get(message.number)) is None:

@@ -50,6 +50,8 @@ class ContentRouter(RequestRouter):  # type: ignore[misc]  # Ray is not installe
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the replicas for a request, the best first; none if it has to wait."""
+        if pending_request is not None:  # without it, Ray Serve asks again without a pause
+            pending_request.routing_context.should_backoff = True
         message = pending_request.args[0] if pending_request and pending_request.args else None
         if isinstance(message, Control):
             return [[each for each in candidate_replicas if _name(each) == message.replica]]
@@ -61,6 +63,8 @@ class ContentRouter(RequestRouter):  # type: ignore[misc]  # Ray is not installe
     def _ranked(self, running: Seq[RunningReplica], route: Route) -> list[list[RunningReplica]]:
         same = [each for each in running if each.replica_metadata.get(MODEL) == route.model]
         if not same:
+            if running:  # an update has replaced the replicas, and will replace the caller
+                route.refuse()
             return []
         candidates = [self._candidate(each, route) for each in same]
         chosen = same[choose(candidates, route.affinity, sum(route.sizes)).place]
