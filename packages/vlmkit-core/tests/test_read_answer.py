@@ -99,6 +99,18 @@ def test_a_reader_gets_each_part_once_although_streams_begin_again(data, answers
         assert [chunk.finish_reason for chunk in mine if chunk.finish_reason] == ["stop"]
 
 
+def test_new_tokens_may_come_before_known_text():
+    """The first worker showed text at once that the second one holds back for a token."""
+    read = ReadAnswer()
+    read.new([Chunk(0, (TextDelta("ab"),), (Sample(1),))])
+    read.begin_again()
+    got = read.new(
+        [Chunk(0, (), (Sample(1), Sample(2))), Chunk(0, (TextDelta("abc"),), (Sample(3),))]
+    )
+    assert [sample.token_id for chunk in got for sample in chunk.samples] == [2, 3]
+    assert text_of(delta for chunk in got for delta in chunk.deltas) == "c"
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -241,8 +241,8 @@ def test_the_command_refuses_what_cannot_work(arguments, message):
     assert "Traceback" not in text
 
 
-def test_a_socket_file_serves_as_well(tmp_path):
-    path = f"unix:{tmp_path}/e.sock"
+def test_a_socket_file_serves_as_well(socket_folder):
+    path = f"unix:{socket_folder}/e.sock"
     assert listen_address(path, "encoder").is_loopback
     with pytest.raises(ConfigError, match=r"encoder\.listen names a socket file"):
         listen_address(f"unix:/{'a' * 200}", "encoder")

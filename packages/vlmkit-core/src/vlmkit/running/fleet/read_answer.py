@@ -101,7 +101,7 @@ class _ReadChoice:
         known = self._token_ids[start : start + len(samples)]
         if [sample.token_id for sample in samples[: len(known)]] != known:
             raise OtherAnswerError("a token differs")
-        self._num_tokens_again = start + len(known)
+        self._num_tokens_again = start + len(samples)
         return samples[len(known) :]
 
     def _new_deltas(self, deltas: tuple[Delta, ...]) -> Iterator[Delta]:
