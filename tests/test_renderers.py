@@ -15,8 +15,10 @@ import vlmkit
 import zoo
 from vlmkit.assembly.renderer import built
 from vlmkit.config.renderer_plan import TextSide
+from vlmkit.config.worker_plan import ModelFiles
 from vlmkit.errors import ImageError, RequestError, VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, LocalPromptBuilder
 from vlmkit.running.prompting.renderers import messages
 from vlmkit.running.prompting.renderers.pool import RendererPool, RendererPromptBuilder
@@ -48,10 +50,7 @@ def plan(name: str, folder: Path, tokenizer: str) -> TextSide:
     return TextSide(
         plugins=PluginSettings(),
         reference=str(folder),
-        name=name,
-        path=str(folder),
-        revision=None,
-        file=None,
+        files=ModelFiles.of(Checkpoint(name, folder)),
         model=name,
         tokenizer=(tokenizer, {}),
         media_loaders=[("image", {})],

@@ -232,7 +232,7 @@ def test_the_fingerprint_changes_with_the_file_and_not_with_its_neighbours(tmp_p
 def test_worker_processes_get_the_file(tmp_path: Path) -> None:
     checkpoint = Checkpoint("tiny", tmp_path, file=single(tmp_path))
     plan = pipeline_plan(ModelEntry(model="x"), Config(), checkpoint, None)
-    assert PipelinePlan.from_bytes(plan.to_bytes()).checkpoint == checkpoint
+    assert PipelinePlan.from_bytes(plan.to_bytes()).files.checkpoint == checkpoint
 
 
 def test_a_file_that_is_deleted_before_its_folder_is_derived_is_named(tmp_path: Path) -> None:

@@ -47,10 +47,11 @@ def built(plan: ConstraintPlan) -> ConstraintCompiler:
         VlmkitError: the compiler cannot be built.
     """
     plugins = load_plugins(plan.plugins)
+    files = plan.files.checkpoint
     context = BuildContext(
         plan.reference,
-        plan.checkpoint,
-        revision=plan.revision,
+        files,
+        revision=files.revision,
         registries=plugins.by_kind,
         vocabulary=Vocabulary(plan.token_bytes, lambda _: ()),
     )

@@ -288,7 +288,7 @@ def build_plan(
         msgspec.DecodeError: the plan is not one.
     """
     decoded = PipelinePlan.from_bytes(plan)
-    entry, config, checkpoint = decoded.entry, decoded.config, decoded.checkpoint
+    entry, config, checkpoint = decoded.entry, decoded.config, decoded.files.checkpoint
     plugins = load_plugins(config.plugins)
     choice = choose(entry, config, plugins, checkpoint)
     choice.pop(RUNNER.section, None)

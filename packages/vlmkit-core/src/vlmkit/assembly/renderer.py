@@ -64,8 +64,9 @@ def built(plan: TextSide) -> LocalPromptBuilder:
         VlmkitError: a component cannot be built.
     """
     plugins = load_plugins(plan.plugins)
+    files = plan.files.checkpoint
     context = BuildContext(
-        plan.reference, plan.checkpoint, revision=plan.revision, registries=plugins.by_kind
+        plan.reference, files, revision=files.revision, registries=plugins.by_kind
     )
     tokenizer = _part("tokenizer", plan.tokenizer, plugins, context)
     context = replace(context, text_side=tokenizer)
@@ -81,7 +82,7 @@ def built(plan: TextSide) -> LocalPromptBuilder:
         bounds=plan.bounds,
         media_loaders=tuple(loaders),
     )
-    pooling = cache(partial(read_pooling, plan.checkpoint))
+    pooling = cache(partial(read_pooling, files))
     workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
     decoder = ImageDecoder(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
     component_names = component_names_of(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vlmkit.config.structs import Config
-from vlmkit.config.worker_plan import Part, WorkerPlan
+from vlmkit.config.worker_plan import ModelFiles, Part, WorkerPlan
 from vlmkit.plugins.registry import BuildContext
 
 if TYPE_CHECKING:
@@ -42,11 +42,7 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
         worker_plan = ConstraintPlan(
             plugins=config.plugins,
             reference=context.reference,
-            name=files.name,
-            path=str(files.path),
-            revision=files.revision,
-            file=None if files.file is None else str(files.file),
-            projector=None if files.projector is None else str(files.projector),
+            files=ModelFiles.of(files),
             compiler=compiler,
             token_bytes=list(token_bytes),
         )

@@ -6,7 +6,7 @@ import msgspec
 
 from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.config.structs import Config, ModelEntry
-from vlmkit.config.worker_plan import WorkerPlan
+from vlmkit.config.worker_plan import ModelFiles, WorkerPlan
 from vlmkit.kit.checkpoint import Checkpoint
 
 
@@ -47,11 +47,7 @@ def pipeline_plan(
     return PipelinePlan(
         plugins=config.plugins,
         reference=entry.model,
-        name=checkpoint.name,
-        path=str(checkpoint.path),
-        revision=checkpoint.revision,
-        file=None if checkpoint.file is None else str(checkpoint.file),
-        projector=None if checkpoint.projector is None else str(checkpoint.projector),
+        files=ModelFiles.of(checkpoint),
         entry=entry,
         config=Config(**own | {"model": None, "models": ()}),
         workers=workers,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vlmkit.config.structs import Config
-from vlmkit.config.worker_plan import Part, WorkerPlan
+from vlmkit.config.worker_plan import ModelFiles, Part, WorkerPlan
 from vlmkit.errors import VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.plugins.registry import BuildContext
@@ -101,11 +101,7 @@ def renderers(
     plan = TextSide(
         plugins=config.plugins,
         reference=context.reference,
-        name=files.name,
-        path=str(files.path),
-        revision=files.revision,
-        file=None if files.file is None else str(files.file),
-        projector=None if files.projector is None else str(files.projector),
+        files=ModelFiles.of(files),
         model=model,
         tokenizer=tokenizer,
         media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],
