@@ -46,7 +46,7 @@ class ConfiguredApp:
         self, config_file: Path, runners: Mapping[str, RunnerMaker], is_public: bool
     ) -> None:
         from vlmkit_server.app import create_app
-        from vlmkit_server.commands.components import request_fields
+        from vlmkit_server.commands.components import observers_of, request_fields
         from vlmkit_server.commands.serve import prepared
         from vlmkit_server.exchange.service import Service
         from vlmkit_server.tools.toolbox import Toolbox
@@ -56,13 +56,7 @@ class ConfiguredApp:
         specs = {
             name: replace(
                 spec,
-                load=partial(
-                    runners[name],
-                    {
-                        f"monitors.{key}": partial(monitor.observer, name)
-                        for key, monitor in found.monitors.items()
-                    },
-                ),
+                load=partial(runners[name], observers_of(found.monitors, name)),
                 weigh=lambda: 0,
             )
             for name, spec in found.specs.items()

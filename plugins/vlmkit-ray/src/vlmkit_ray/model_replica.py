@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
-from vlmkit.cli.model_command import CommandModel, WorkerProcesses
+from vlmkit.cli.model_command import CommandModel
 from vlmkit.errors import QueueFull
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_tokens import token_table
@@ -145,11 +145,5 @@ def _exit(failure: BaseException) -> None:
 def _load(file: ConfigFile, model: str) -> Runner:
     file.check()
     chosen = CommandModel(model, file.path, (), {})
-    server = chosen.table("server", ServerSettings)
-    processes = WorkerProcesses(
-        num_renderers=server.renderers,
-        needs_renderers=server.num_renderers is not None,
-        renderer_memory_bytes=server.renderer_memory_bytes,
-        compiles_constraints=server.constraint_workers,
-    )
-    return chosen.build({OBSERVER: LoadObserver}, processes)
+    settings = chosen.table("server", ServerSettings)
+    return chosen.build({OBSERVER: LoadObserver}, settings.worker_processes)

@@ -5,7 +5,7 @@ are those of :func:`vlmkit.assembly.load.load`, which builds the models.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from vlmkit.assembly.sources import name_of, runner_of_scheme
 from vlmkit.cli.loading import Stages
 from vlmkit.config import Config
 from vlmkit.config.providers import names_of
-from vlmkit.config.renderer_plan import WorkerProcesses
+from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.request_field import FieldFacts
 from vlmkit.kit import weight_files
 from vlmkit.kit.safetensors_header import weights_of
@@ -80,16 +80,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def worker_processes(settings: ServerSettings) -> WorkerProcesses:
-    """Return the worker processes of each model, by the settings of the server."""
-    return WorkerProcesses(
-        num_renderers=settings.renderers,
-        needs_renderers=settings.num_renderers is not None,
-        renderer_memory_bytes=settings.renderer_memory_bytes,
-        compiles_constraints=settings.constraint_workers,
-    )
-
-
 def model_spec(
     entry: "ModelEntry",
     config: "Config",
@@ -106,13 +96,9 @@ def model_spec(
         plugins: the installed plugins.
         monitors: provide observers of its requests, each by its name.
     """
-    observers = {
-        f"monitors.{name}": partial(monitor.observer, name_of(entry))
-        for name, monitor in monitors.items()
-    }
-
+    observers = observers_of(monitors, name_of(entry))
     settings = config.table("server", ServerSettings)
-    workers = worker_processes(settings)
+    workers = settings.worker_processes
 
     def load() -> "Runner":
         stages = None
@@ -138,6 +124,15 @@ def model_spec(
         on_engine_failure=entry.on_engine_failure,
         weigh=weigh,
     )
+
+
+def observers_of(
+    monitors: Mapping[str, Monitor], model: str
+) -> dict[str, Callable[[], Observer | None]]:
+    """Return what makes the observers of a model's requests, for each monitor by its name."""
+    return {
+        f"monitors.{name}": partial(monitor.observer, model) for name, monitor in monitors.items()
+    }
 
 
 def weight_bytes(checkpoint: "Checkpoint") -> int:

@@ -11,7 +11,7 @@ from vlmkit.config import Config
 from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.kit import heap
 from vlmkit.plugins.loader import Plugins
-from vlmkit_server.commands.components import apis, request_fields, worker_processes
+from vlmkit_server.commands.components import apis, request_fields
 from vlmkit_server.offline import offline_server
 from vlmkit_server.settings.server import ServerSettings
 
@@ -50,4 +50,4 @@ async def _beside(
         request_fields=request_fields(plugins),
     )
     async with application:
-        return measure(worker_processes(settings))
+        return measure(settings.worker_processes)

@@ -1,7 +1,7 @@
 """Settings of the server."""
 
 import ipaddress
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,9 @@ from vlmkit.settings.bounds import MOST, Count, Positive, Seconds, Secret
 from vlmkit.settings.paths import DataPath, InputFile, OutputFile
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.limits import LimitsSettings
+
+if TYPE_CHECKING:
+    from vlmkit.config.renderer_plan import WorkerProcesses
 
 PUBLIC_RENDERERS = 2
 PUBLIC_TIMEOUT_S = 600.0
@@ -252,6 +255,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Renderer processes for each model: as set, or the default for this address."""
         default = PUBLIC_RENDERERS if self.is_public else 0
         return default if self.num_renderers is None else self.num_renderers
+
+    @property
+    def worker_processes(self) -> "WorkerProcesses":
+        """The worker processes of each model."""
+        from vlmkit.config.renderer_plan import WorkerProcesses
+
+        return WorkerProcesses(
+            num_renderers=self.renderers,
+            needs_renderers=self.num_renderers is not None,
+            renderer_memory_bytes=self.renderer_memory_bytes,
+            compiles_constraints=self.constraint_workers,
+        )
 
     @property
     def takes_generate(self) -> bool:
