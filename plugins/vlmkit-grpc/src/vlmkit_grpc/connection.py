@@ -22,8 +22,8 @@ from vlmkit.running.remote_runner.messages import (
     Tokenize,
     message_parts,
 )
-from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.credentials import Metadata
+from vlmkit_grpc.pieces import pieces_of
 from vlmkit_grpc.protocol.worker_pb2 import Part
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
 from vlmkit_grpc.reasons import reason_of
@@ -66,11 +66,9 @@ class _Call:
             yield part.content
 
     def _requests(self) -> Iterator[Part]:
-        """Yield the frames in pieces; runs in a thread of gRPC, which copies them."""
+        """Yield the frames in pieces; runs in a thread of gRPC."""
         while (parts := self._frames.get()) is not None:
-            for view in (memoryview(part).cast("B") for part in parts):
-                for start in range(0, view.nbytes, PIECE_BYTES):
-                    yield Part(content=bytes(view[start : start + PIECE_BYTES]))
+            yield from pieces_of(parts)
 
     def end(self) -> None:
         """Have the call send no more."""

@@ -2,14 +2,11 @@
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
+from vlmkit.running.remote_runner.unsent import Parts, UnsentBytes
 from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.protocol.worker_pb2 import Part
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MANY_BYTES = 2**20
 """The unsent bytes from which chunks of answers wait."""
@@ -28,19 +25,14 @@ class Outbox:
         self._stall_timeout_s = stall_timeout_s
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._parts: deque[memoryview] = deque()
-        self._num_bytes = 0
+        self._unsent = UnsentBytes()
         self._has_parts = asyncio.Event()
         self._has_room = asyncio.Event()
         self._is_closed = False
 
-    def write(self, parts: Iterable[Buffer]) -> None:
+    def write(self, parts: Parts) -> None:
         """Send parts without waiting; may be called in any thread."""
-        views = [memoryview(part).cast("B") for part in parts]
-        with self._lock:
-            self._parts.extend(views)
-            self._num_bytes += sum(view.nbytes for view in views)
+        self._unsent.add(parts)
         if threading.get_ident() == self._thread:
             self._has_parts.set()
         else:
@@ -48,7 +40,7 @@ class Outbox:
 
     async def room(self) -> None:
         """Wait until the gateway has read most of what was written."""
-        while self._num_bytes > MANY_BYTES:
+        while self._unsent.num_bytes > MANY_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -59,9 +51,7 @@ class Outbox:
 
     def drop(self) -> None:
         """Drop what is unsent: the gateway has disconnected, and nothing waits for it."""
-        with self._lock:
-            self._parts.clear()
-            self._num_bytes = 0
+        self._unsent.clear()
         self._has_room.set()
 
     async def send(self) -> None:
@@ -73,22 +63,10 @@ class Outbox:
         while True:
             await self._has_parts.wait()
             self._has_parts.clear()
-            while piece := self._piece():
+            while piece := self._unsent.take(PIECE_BYTES):
                 async with asyncio.timeout(self._stall_timeout_s):
                     await self._context.write(Part(content=piece))
-                if self._num_bytes <= MANY_BYTES:
+                if self._unsent.num_bytes <= MANY_BYTES:
                     self._has_room.set()
             if self._is_closed:
                 return
-
-    def _piece(self) -> bytes:
-        """Take the bytes of the next message; none if nothing is left."""
-        piece = bytearray()
-        with self._lock:
-            while self._parts and (left := PIECE_BYTES - len(piece)):
-                part = self._parts.popleft()
-                piece += part[:left]
-                if part.nbytes > left:
-                    self._parts.appendleft(part[left:])
-            self._num_bytes -= len(piece)
-        return bytes(piece)

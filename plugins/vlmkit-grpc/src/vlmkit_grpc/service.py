@@ -19,8 +19,8 @@ from vlmkit.kit.runner_tokens import token_table
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.remote_runner.messages import Started, message_parts, protocol
 from vlmkit.running.remote_runner.request_server import CallerLimits, RequestServer
-from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.outbox import Outbox
+from vlmkit_grpc.pieces import pieces_of
 from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part, WatchReply
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from vlmkit_grpc.settings import WorkerSettings
@@ -104,9 +104,9 @@ class WorkerService(WorkerServicer):
 
     async def Facts(self, request: Any, context: Any) -> AsyncIterator[Part]:  # noqa: ARG002, N802
         """Send the facts of the runner and the bytes of all tokens."""
-        content = b"".join(message_parts(self._started, self._settings.max_message_bytes))
-        for start in range(0, len(content), PIECE_BYTES):
-            yield Part(content=content[start : start + PIECE_BYTES])
+        frame = message_parts(self._started, self._settings.max_message_bytes)
+        for piece in pieces_of(frame):
+            yield piece
 
     async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: ARG002, N802
         """Answer the requests of one gateway."""

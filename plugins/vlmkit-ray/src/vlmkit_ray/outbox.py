@@ -1,12 +1,8 @@
 """The frames that a replica has to send for one call: written in any thread, read by one reader."""
 
 import asyncio
-import threading
-from collections import deque
-from collections.abc import Iterable
-from typing import TypeAlias
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+from vlmkit.running.remote_runner.unsent import Parts, UnsentBytes
 
 PIECE_BYTES = 2**20
 MANY_BYTES = 2**20  # unsent bytes from which chunks of the answer wait
@@ -17,24 +13,19 @@ class Outbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._parts: deque[memoryview] = deque()
-        self._num_bytes = 0
+        self._unsent = UnsentBytes()
         self._is_closed = False
         self._has_parts = asyncio.Event()
         self._has_room = asyncio.Event()
 
-    def write(self, parts: Iterable[Buffer]) -> None:
+    def write(self, parts: Parts) -> None:
         """Send parts without waiting."""
-        views = [memoryview(part).cast("B") for part in parts]
-        with self._lock:
-            self._parts.extend(views)
-            self._num_bytes += sum(view.nbytes for view in views)
+        self._unsent.add(parts)
         self._loop.call_soon_threadsafe(self._has_parts.set)
 
     async def room(self) -> None:
         """Wait until most of what was written is read."""
-        while self._num_bytes > MANY_BYTES and not self._is_closed:
+        while self._unsent.num_bytes > MANY_BYTES and not self._is_closed:
             self._has_room.clear()
             await self._has_room.wait()
 
@@ -46,21 +37,10 @@ class Outbox:
 
     async def piece(self) -> bytes:
         """Wait for bytes and return them; nothing after the last ones."""
-        while not (piece := self._take()) and not self._is_closed:
+        while not (piece := self._unsent.take(PIECE_BYTES)) and not self._is_closed:
             self._has_parts.clear()
-            if self._num_bytes == 0:
+            if self._unsent.num_bytes == 0:
                 await self._has_parts.wait()
-        if self._num_bytes <= MANY_BYTES:
+        if self._unsent.num_bytes <= MANY_BYTES:
             self._has_room.set()
         return piece
-
-    def _take(self) -> bytes:
-        piece = bytearray()
-        with self._lock:
-            while self._parts and (left := PIECE_BYTES - len(piece)):
-                part = self._parts.popleft()
-                piece += part[:left]
-                if part.nbytes > left:
-                    self._parts.appendleft(part[left:])
-            self._num_bytes -= len(piece)
-        return bytes(piece)

@@ -15,6 +15,7 @@ from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.running.remote_encoder.messages import (
     CODEC,
+    LOOKUP_BYTES,
     Encode,
     Encoded,
     Lookup,
@@ -24,15 +25,15 @@ from vlmkit.running.remote_encoder.messages import (
 )
 from vlmkit.running.remote_runner.messages import MessageReader
 from vlmkit_grpc.addresses import WorkerAddress
-from vlmkit_grpc.channel_options import PIECE_BYTES, client_options
+from vlmkit_grpc.channel_options import client_options
 from vlmkit_grpc.credentials import Metadata
+from vlmkit_grpc.pieces import pieces_of
 from vlmkit_grpc.protocol.encoder_pb2 import DescribeEncoderReply, DescribeEncoderRequest
 from vlmkit_grpc.protocol.encoder_pb2_grpc import EncoderStub
 from vlmkit_grpc.protocol.worker_pb2 import Part
 from vlmkit_grpc.reasons import reason_of
 from vlmkit_grpc.settings import RemoteEncoderSettings
 
-LOOKUP_BYTES = 2**16
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 _KINDS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
@@ -220,11 +221,9 @@ class EncoderPeer:
 
 
 def _parts(sent: "SimpleQueue[Any]") -> Iterator[Part]:
-    """Yield the frames in pieces; runs in a thread of gRPC, which copies them."""
+    """Yield the frames in pieces; runs in a thread of gRPC."""
     while (frame := sent.get()) is not None:
-        for view in (memoryview(part).cast("B") for part in frame):
-            for start in range(0, view.nbytes, PIECE_BYTES):
-                yield Part(content=bytes(view[start : start + PIECE_BYTES]))
+        yield from pieces_of(frame)
 
 
 def _features(message: object, slot: MediaSlot) -> tuple[MediaFeatures, bool]:

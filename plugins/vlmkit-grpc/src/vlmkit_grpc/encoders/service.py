@@ -18,6 +18,7 @@ from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.running.remote_encoder.messages import (
     CODEC,
+    LOOKUP_BYTES,
     Encode,
     Encoded,
     Lookup,
@@ -27,16 +28,12 @@ from vlmkit.running.remote_encoder.messages import (
 )
 from vlmkit.running.remote_encoder.server import EncoderServer
 from vlmkit.running.remote_runner.messages import MessageReader
-from vlmkit_grpc.channel_options import PIECE_BYTES
+from vlmkit_grpc.pieces import pieces_of
 from vlmkit_grpc.protocol.encoder_pb2 import DescribeEncoderReply
 from vlmkit_grpc.protocol.encoder_pb2_grpc import EncoderServicer, add_EncoderServicer_to_server
-from vlmkit_grpc.protocol.worker_pb2 import Part
 from vlmkit_grpc.settings import EncoderSettings
 
 log = logging.getLogger(__name__)
-
-LOOKUP_BYTES = 2**16
-"""The most bytes of a question for cached features."""
 
 Result: TypeAlias = MediaFeatures | VlmkitError
 
@@ -205,12 +202,9 @@ class _Call:
             log.warning("features of an image cannot be sent: %s", error)
             refusal = EngineError("the features of this image cannot be sent", hint="see the log")
             parts = encoder_message_parts(refusal, self._settings.max_message_bytes)
-        for view in (memoryview(part).cast("B") for part in parts):
-            for start in range(0, view.nbytes, PIECE_BYTES):
-                async with asyncio.timeout(self._settings.stall_timeout_s):
-                    await self._context.write(
-                        Part(content=bytes(view[start : start + PIECE_BYTES]))
-                    )
+        for piece in pieces_of(parts):
+            async with asyncio.timeout(self._settings.stall_timeout_s):
+                await self._context.write(piece)
 
     async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
         """End the call with an error."""

@@ -68,6 +68,8 @@ MESSAGES: Mapping[str, type[Any]] = {
 }
 CODEC = Codec(MESSAGES)
 """The codec of both ends."""
+LOOKUP_BYTES = 2**16
+"""The most bytes of a lookup."""
 
 
 def encoder_protocol() -> str:
