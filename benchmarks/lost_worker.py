@@ -1,6 +1,6 @@
 """How long a reader waits when the worker of its answer is killed: until the next token.
 
-    PYTHONPATH=plugins/vlmkit-grpc/tests python benchmarks/lost_worker.py --model demo
+    PYTHONPATH=tests python benchmarks/lost_worker.py --model demo
 
 Two workers on this machine answer in turn. The other worker computes the answer again up to the
 part that the reader has.
@@ -11,10 +11,10 @@ import statistics
 import time
 
 import tables
-from workers import WorkerProcess
 
 import vlmkit
 from vlmkit.types.request import Request
+from workers import WorkerProcess
 
 QUESTION = "Describe the picture in detail. " * 8
 

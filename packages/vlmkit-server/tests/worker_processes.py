@@ -1,21 +1,16 @@
 """The mock in worker processes, for tests of the server in front of them."""
 
 import json
-import re
-import subprocess
-import sys
-import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 
 import vlmkit
 from vlmkit.interfaces.runner import Runner
-
-READY = re.compile(r"ready: \S+ at grpc://(\S+)")
+from workers import WorkerProcess
 
 
 def mocks_in_workers(num_workers: int, sections: Mapping[str, Mapping[str, Any]]) -> Runner:
@@ -23,10 +18,12 @@ def mocks_in_workers(num_workers: int, sections: Mapping[str, Mapping[str, Any]]
 
     A lost worker counts as a failed engine at once.
     """
-    with ExitStack() as stack:
-        assignments = [f"--set={each}" for each in _assignments(sections)]
-        started = [stack.enter_context(_worker(assignments)) for _ in range(num_workers)]
-        reference = f"grpc://{','.join(map(_address, started))}/mock"
+    assignments = [f"--set={each}" for each in _assignments(sections)]
+    with ExitStack() as stack, ThreadPoolExecutor(num_workers) as threads:
+        started = list(threads.map(lambda _: WorkerProcess(*assignments), range(num_workers)))
+        for process in started:
+            stack.callback(process.close)
+        reference = f"grpc://{','.join(process.address for process in started)}/mock"
         runner = {"use": "grpc", "give_up_s": 0.0}
         fleet: Any = vlmkit.load(reference, runner=runner, pipeline=sections["pipeline"]).runner
         workers, close = stack.pop_all(), fleet.close
@@ -55,28 +52,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value)
-
-
-@contextmanager
-def _worker(assignments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start a worker, and kill it in the end."""
-    command = [sys.executable, "-m", "vlmkit", "worker", "mock", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen([*command, *assignments], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _address(process: subprocess.Popen[str]) -> str:
-    """Wait for a worker, and return where it listens."""
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if found := READY.match(line):
-            break
-    else:
-        raise AssertionError("".join(lines))
-    threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # or it may wait
-    return found[1]

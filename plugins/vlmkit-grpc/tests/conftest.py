@@ -1,4 +1,4 @@
-"""Lets the test modules import ``workers``."""
+"""Lets the test modules import one another."""
 
 import sys
 from pathlib import Path
