@@ -13,32 +13,31 @@ class FormatError(Exception):
     Attributes:
         problem: a sentence about the checkpoint, or the predicate of one about a layer.
         layer: the layer that it is about; empty for the checkpoint.
-        hint: the remedy.
+        hint: the remedy; empty if another model is.
 
     Args:
         problem: the problem.
         layer: the layer.
-        hint: the remedy, if another model is none.
+        hint: the remedy; empty if another model is.
     """
 
     def __init__(self, problem: str, layer: str = "", *, hint: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.layer = layer
-        self.hint = hint or UNQUANTIZED
-        self._has_own = bool(hint)
+        self.hint = hint
 
     def __str__(self) -> str:
         return f"its layer {self.layer!r} {self.problem}" if self.layer else self.problem
 
     def objection(self) -> Objection:
         """Return it as the reason of a provider."""
-        return Objection(str(self), hint=self.hint)
+        return Objection(str(self), hint=self.hint or UNQUANTIZED)
 
     def of(self, checkpoint: Checkpoint) -> CheckpointError:
         """Return it as an error of a checkpoint."""
         general = f"its config.json and its weights may contradict each other; {UNQUANTIZED}"
         return CheckpointError(
             f"model {checkpoint.name!r} cannot be read: {self}",
-            hint=self.hint if self._has_own else general,
+            hint=self.hint or general,
         )

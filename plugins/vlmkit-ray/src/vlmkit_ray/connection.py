@@ -72,7 +72,7 @@ class _Open:
         controls: frames that wait to be sent after it.
         task: reads its answer.
         sender: sends the frames that wait.
-        is_aborted: whether its caller has gone.
+        is_aborted: whether its caller has aborted it.
     """
 
     key: str
@@ -299,10 +299,10 @@ class RayConnection:
             if states and all(model != self._model for _, model, _ in states):
                 self._end("its replicas run another model")
                 return
-            self._tell(states)
+            self._deliver_state(states)
             await asyncio.sleep(STATE_S)
 
-    def _tell(self, states: list[tuple[str, str, bytes]]) -> None:
+    def _deliver_state(self, states: list[tuple[str, str, bytes]]) -> None:
         found: dict[str, State] = {}
         for name, model, frame in states:
             if model == self._model:

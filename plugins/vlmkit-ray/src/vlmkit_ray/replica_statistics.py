@@ -20,10 +20,11 @@ class ReplicaStatistics:
     def of(self, stats: Mapping[str, RunnerStats]) -> RunnerStats:
         """Return the sums of the present replicas, with the counters of those before them."""
         self._seen |= stats
-        gone = {name: each for name, each in self._seen.items() if name not in stats}
-        for name in [*gone][: max(0, len(self._seen) - MAX_SEEN)]:
-            self._forgotten = sum_of_stats([self._forgotten, self._seen.pop(name)])
-        past = sum_of_stats([self._forgotten, *(gone[name] for name in gone if name in self._seen)])
+        stopped = {name: each for name, each in self._seen.items() if name not in stats}
+        for name in [*stopped][: max(0, len(self._seen) - MAX_SEEN)]:
+            self._forgotten = sum_of_stats([self._forgotten, stopped.pop(name)])
+            del self._seen[name]
+        past = sum_of_stats([self._forgotten, *stopped.values()])
         present = sum_of_stats(list(stats.values()))
         return replace(
             present,

@@ -1,6 +1,5 @@
 """Builds the media encoder ``remote`` from its settings."""
 
-import logging
 from dataclasses import replace
 
 from vlmkit.errors import ConfigError
@@ -13,8 +12,6 @@ from vlmkit_grpc.credentials import channel_credentials, metadata_of, secret_of
 from vlmkit_grpc.encoders.encoder import RemoteEncoder
 from vlmkit_grpc.encoders.peer import EncoderPeer
 from vlmkit_grpc.settings import RemoteEncoderSettings
-
-log = logging.getLogger(__name__)
 
 SECTION = "media_encoder"
 NONE, NAME = "none", "remote"

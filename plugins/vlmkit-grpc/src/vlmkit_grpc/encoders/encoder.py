@@ -52,7 +52,6 @@ class RemoteEncoder:
         local: encodes in this process; None for none. Closed with this one.
         model_digest: of the files of the model, which all must have.
         settings: the limits.
-        on_stage: called with the name of the stage.
 
     Attributes:
         identity: what computes the features, here and there.
