@@ -6,13 +6,13 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 import PIL.Image
 import pytest
 from msgspec import structs
-from workers import WorkerProcess, worker
 
 import vlmkit
 from mock_model import picture, script, wait_until
@@ -23,6 +23,7 @@ from vlmkit.types.constraint import JsonSchema, OneOf, Regex
 from vlmkit.types.message import Message
 from vlmkit.types.request import Request
 from vlmkit_testing import RunnerContract
+from workers import WorkerProcess, worker
 
 pytestmark = pytest.mark.posix
 
@@ -414,6 +415,27 @@ def test_no_thread_and_no_file_stays_after_the_end(process):
         with load(process) as model:
             assert model.generate("hello").text == "hello"
     wait_until(lambda: used() <= before)
+
+
+def test_a_runner_can_be_closed_while_a_new_connection_begins(process, monkeypatch):
+    begins, may_begin = threading.Event(), threading.Event()
+
+    class SlowThread(threading.Thread):
+        def start(self):
+            if self.name == "vlmkit-answers":
+                begins.set()
+                may_begin.wait(60)
+            super().start()
+
+    model = load(process)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as threads:
+        patched.setattr(threading, "Thread", SlowThread)
+        model.runner._connection._session.cancel()
+        assert begins.wait(60)
+        closing = threads.submit(model.close)
+        wait([closing], timeout=0.5)
+        may_begin.set()
+        closing.result(60)
 
 
 def test_a_request_that_cannot_be_sent_is_refused_by_name(model):

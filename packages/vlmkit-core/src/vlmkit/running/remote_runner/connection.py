@@ -32,6 +32,8 @@ class Connection(Protocol):
     ) -> None:
         """Deliver messages in threads of the connection, one at a time, until it ends.
 
+        Returns at once, and calls none of these in the thread of its caller, which holds a lock.
+
         Args:
             on_message: gets each message.
             before_wait: called after the messages that have arrived, before a thread waits.

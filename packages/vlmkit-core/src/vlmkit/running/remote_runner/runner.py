@@ -378,21 +378,19 @@ class RemoteRunner:
 
     def _adopt(self, connection: Connection) -> None:
         """Send requests through a connection from now on."""
-        with self._lock:
-            is_wanted = not self._closing.is_set()
-            if is_wanted:
-                self._connection = connection
-        if not is_wanted:
-            connection.close()
-            return
-        self._started_s = time.monotonic()
-        self._is_crash_noted = False
         wakeups = Wakeups()
-        connection.run(
-            lambda message: self._receive(message, wakeups),
-            wakeups.flush,
-            lambda: self._ended(connection, wakeups),
-        )
+        with self._lock:  # which close() takes before it closes the connection
+            if not self._closing.is_set():
+                self._connection = connection
+                self._started_s = time.monotonic()
+                self._is_crash_noted = False
+                connection.run(
+                    lambda message: self._receive(message, wakeups),
+                    wakeups.flush,
+                    lambda: self._ended(connection, wakeups),
+                )
+                return
+        connection.close()
 
     def _receive(self, message: Any, wakeups: Wakeups) -> None:
         """Deliver a message of the process; runs in a thread of the connection."""
