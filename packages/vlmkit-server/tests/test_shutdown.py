@@ -21,9 +21,10 @@ HANGS_S = 1000
 
 PROGRAM = textwrap.dedent("""
     import logging, sys, time
+    from pathlib import Path
     import msgspec
     logging.basicConfig(level=logging.INFO)
-    sys.path.insert(0, sys.argv[1])
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     from running_server import mock_pipeline
     from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import mmap
+import os
 import socket
 import subprocess
 import sys
@@ -145,10 +146,11 @@ def watched(folder: Path, **settings: Any) -> Iterator[WatchedProcess]:
     """Run a server in front of the mock model, with settings of the server."""
     log = folder / "log"
     command = [sys.executable, __file__, json.dumps(settings)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     with (
         log.open("wb") as file,
-        subprocess.Popen(command, stderr=file, stdin=pipe, stdout=pipe) as started,
+        subprocess.Popen(command, stderr=file, stdin=pipe, stdout=pipe, env=environment) as started,
     ):
         try:
             eventually(lambda: started.poll() is not None or listening(log) is not None)

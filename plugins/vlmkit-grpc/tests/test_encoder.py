@@ -10,7 +10,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from workers import encoder
 
 from mock_model import picture, wait_until
 from vlmkit.errors import ConfigError, EngineError, VlmkitError
@@ -25,6 +24,7 @@ from vlmkit_grpc.protocol.encoder_pb2_grpc import EncoderStub
 from vlmkit_grpc.protocol.worker_pb2 import Part
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from workers import encoder
 
 pytestmark = pytest.mark.posix
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import trustme
 from network import BreakingProxy
-from workers import encoder
 
 import vlmkit
 from mock_model import picture, wait_until
@@ -26,6 +25,7 @@ from vlmkit_grpc.settings import RemoteEncoderSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_testing import MediaEncoderContract
+from workers import encoder
 
 pytestmark = pytest.mark.posix
 

@@ -6,12 +6,12 @@ from contextlib import ExitStack
 import numpy as np
 import PIL.Image
 import pytest
-from workers import encoder, worker
 
 import vlmkit
 from mock_model import wait_until
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
+from workers import encoder, worker
 
 pytestmark = pytest.mark.posix
 

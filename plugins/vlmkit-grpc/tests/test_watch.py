@@ -3,7 +3,6 @@
 import grpc
 import pytest
 from test_worker import channel, load
-from workers import worker
 
 import vlmkit
 from mock_model import picture, script, wait_until
@@ -15,6 +14,7 @@ from vlmkit_grpc.channel_options import PIECE_BYTES
 from vlmkit_grpc.protocol.worker_pb2 import DrainRequest, WatchRequest
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
 from vlmkit_grpc.watch import MAX_CHANGES, CacheObserver, CacheWatcher, _parts
+from workers import worker
 
 pytestmark = pytest.mark.posix
 

@@ -13,7 +13,6 @@ import grpc
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from workers import worker
 
 import vlmkit
 from mock_model import script, wait_until
@@ -38,6 +37,7 @@ from vlmkit_grpc.addresses import listen_address, worker_reference
 from vlmkit_grpc.protocol.generate import generate
 from vlmkit_grpc.protocol.worker_pb2 import DescribeRequest, DrainRequest, FactsRequest, Part
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
+from workers import worker
 
 pytestmark = pytest.mark.posix
 

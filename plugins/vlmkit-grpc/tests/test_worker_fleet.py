@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from test_grpc_runner import FEW, noise, num_open, outcome, random_requests, same_outcomes
-from workers import WorkerProcess, worker
 
 import vlmkit
 from mock_model import picture, script, wait_until
@@ -19,6 +18,7 @@ from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit.types.delta import reasoning_of, text_of
 from vlmkit_testing import RunnerContract
+from workers import WorkerProcess, worker
 
 pytestmark = pytest.mark.posix
 
