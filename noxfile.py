@@ -34,6 +34,7 @@ GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/v
 HEIF, OLLAMA, BENCH = (f"plugins/vlmkit-{name}" for name in ("heif", "ollama", "bench"))
 GRPC, EVENTS, RAY = (f"plugins/vlmkit-{name}" for name in ("grpc", "events", "ray"))
 WEBUI = "plugins/vlmkit-webui"
+LLAMA = "plugins/vlmkit-llama[cpu]"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
@@ -54,6 +55,7 @@ ALL = [
     BENCH,
     GRPC,
     EVENTS,
+    LLAMA,
     RAY,
     WEBUI,
     MONITOR,
@@ -76,10 +78,10 @@ OLDEST = {
     SERVER: (*TESTED, MONITOR),
     TESTING: TESTED,
     MOCK: TESTED,
-    HF: (*TESTED, HF),
-    ONNX_CPU: (*TESTED, HF, ONNX_CPU, DEMO),
+    HF: (*TESTED, QUANTIZED, HF),
+    ONNX_CPU: (*TESTED, QUANTIZED, HF, ONNX_CPU, DEMO),
     QUANTIZED: (*TESTED, QUANTIZED),
-    GUIDANCE: (*TESTED, HF, GUIDANCE),
+    GUIDANCE: (*TESTED, QUANTIZED, HF, GUIDANCE),
     MCP: (*TESTED, MCP),
     PDF: (*TESTED, PDF),
     HEIF: (*TESTED, HEIF),
@@ -171,7 +173,7 @@ def ask_demo(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Answer a question about a picture with the packaged model, without torch."""
-    install(session, CORE, HF, ONNX_CPU, DEMO)
+    install(session, CORE, QUANTIZED, HF, ONNX_CPU, DEMO)
     ask_demo(session)
 
 
@@ -217,7 +219,7 @@ def attack(session: nox.Session) -> None:
     Arguments go to ``python -m attack``: ``--minutes``, ``--fields PATTERN``, ``--seed``. Without
     them, texts are also sent to the packaged model, whose tokenizer is a real one.
     """
-    install(session, *TESTED, GUIDANCE, PDF, HF, ONNX_CPU, DEMO)
+    install(session, *TESTED, GUIDANCE, PDF, QUANTIZED, HF, ONNX_CPU, DEMO)
     session.chdir("tests")
     if session.posargs:
         session.run("python", "-m", "attack", *session.posargs)
@@ -326,7 +328,7 @@ def loopback_alone() -> Sequence[str]:
 @nox.session
 def text_alone(session: nox.Session) -> None:
     """Install the text side without torch and run its tests."""
-    install(session, *TESTED, HF, groups=("test",))
+    install(session, *TESTED, QUANTIZED, HF, groups=("test",))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     session.run("pytest", f"{HF}/tests", "-m", "not torch", *session.posargs)
 
@@ -334,7 +336,7 @@ def text_alone(session: nox.Session) -> None:
 @nox.session
 def onnx_alone(session: nox.Session) -> None:
     """Install the ONNX engine without torch, run its tests and serve the packaged model."""
-    install(session, *TESTED, HF, ONNX_CPU, DEMO, groups=("test", "onnx"))
+    install(session, *TESTED, QUANTIZED, HF, ONNX_CPU, DEMO, groups=("test", "onnx"))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     tests = [f"{ONNX}/tests", f"{DEMO}/tests", "tests/test_end_to_end.py"]
     session.run("pytest", *tests, "-m", "not torch", *session.posargs)
@@ -483,7 +485,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
     """Record what the documentation shows, ``docs/figures``; names choose some terminals alone."""
-    install(session, CORE, SERVER, HF, ONNX_CPU, DEMO, WEBUI)
+    install(session, CORE, SERVER, QUANTIZED, HF, ONNX_CPU, DEMO, WEBUI)
     session.install("-q", "pyte>=0.8", "rich>=14", "selenium>=4.40")
     session.run("python", "benchmarks/terminals.py", *session.posargs)
     if not session.posargs:

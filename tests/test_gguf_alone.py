@@ -40,12 +40,12 @@ from quantized_checkpoints import (  # noqa: E402
     gguf_folders,
 )
 from quantized_checkpoints.gguf_folders import mutated_headers  # noqa: E402
+from vlmkit_hf import plugin  # noqa: E402
 from vlmkit_quantized import gguf_alone, gguf_config, gguf_tokenizer  # noqa: E402
 from vlmkit_quantized.errors import FormatError  # noqa: E402
 from vlmkit_quantized.gguf_file import read_header  # noqa: E402
 from vlmkit_quantized.gguf_metadata import Metadata  # noqa: E402
 from vlmkit_testing import ModelContract  # noqa: E402
-from vlmkit_torch import plugin  # noqa: E402
 from zoo.tokenizer import CORPUS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread", "_cache")]

@@ -268,3 +268,50 @@ def test_two_sequences_share_exactly_their_common_full_blocks(first, second):
         common += 1
     full = min(common // 4 * 4, len(first) // 4 * 4, (len(second) - 1) // 4 * 4)
     assert admitted_cached_tokens(pool, sequence(second)) == full
+
+
+def test_a_cached_block_is_one_that_no_sequence_uses_and_others_can_find():
+    pool, first = BlockPool(8, 4), sequence(range(11))
+    admit_and_compute(pool, first)
+    blocks = list(pool.blocks(first))
+    assert not any(map(pool.is_cached, range(8))), "a sequence uses them"
+    pool.release(first)
+    assert [pool.is_cached(block) for block in blocks] == [True, True, False]
+    assert admitted_cached_tokens(pool, sequence(range(11))) == 8
+    assert not any(map(pool.is_cached, blocks))
+
+
+def test_a_forgotten_block_is_found_no_more_and_reused_first():
+    pool, first = BlockPool(8, 4), sequence(range(11))
+    removed = []
+    pool.listener = Listener(removed)
+    admit_and_compute(pool, first)
+    head = pool.blocks(first)[0]
+    pool.release(first)
+    pool.forget(head)
+    assert len(removed) == 1
+    pool.check_integrity()
+    second = sequence(range(11))
+    assert admitted_cached_tokens(pool, second) == 0
+    assert pool.blocks(second)[0] == head
+
+
+def test_a_block_in_use_or_without_content_cannot_be_forgotten():
+    pool, first = BlockPool(8, 4), sequence(range(11))
+    admit_and_compute(pool, first)
+    for block in (pool.blocks(first)[0], 7):
+        with pytest.raises(ValueError, match=f"block {block} is not cached"):
+            pool.forget(block)
+
+
+class Listener:
+    """Records keys of removed blocks."""
+
+    def __init__(self, removed):
+        self._removed = removed
+
+    def stored(self, block):
+        pass
+
+    def removed(self, key):
+        self._removed.append(key)

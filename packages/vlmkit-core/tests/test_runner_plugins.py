@@ -126,6 +126,12 @@ def vlmkit_register_runners(registry):
     registry.add("greedy", greedy)
     registry.add("forgetful", forgetful)
     registry.add("far", far, schemes=("far",), settings=FarSettings, examine=lambda c: "far away")
+
+
+@vlmkit.hookimpl
+def vlmkit_register_engines(registry):
+    for name, runner in (("cautious", "Wrapper"), ("mistaken", "absent")):
+        registry.add(name, lambda _: MockEngine(), priority=-1, runner=runner)
 """
 
 
@@ -159,6 +165,23 @@ def test_a_model_is_one_pipeline_unless_the_config_names_a_runner(tmp_path: Path
     for use in ("none", "auto"):
         with loaded(tmp_path, runner=named(use)) as model:
             assert isinstance(model.runner, vlmkit.Pipeline)
+
+
+@pytest.mark.parametrize(
+    ("use", "expected"),
+    [("auto", "Wrapper"), ("none", "Pipeline"), ("replicas", "Replicas"), (None, "Wrapper")],
+)
+def test_an_engine_names_the_runner_unless_the_config_does(
+    use: str | None, expected: str, tmp_path: Path
+) -> None:
+    stated = {} if use is None else {"runner": named(use)}
+    with loaded(tmp_path, engine=named("cautious"), **stated) as model:
+        assert type(model.runner).__name__ == expected
+
+
+def test_a_runner_that_an_engine_names_and_no_plugin_provides_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="no installed plugin provides runner 'absent'"):
+        loaded(tmp_path, engine=named("mistaken"))
 
 
 def test_replicas_are_pipelines_of_the_same_entry_and_config(tmp_path: Path) -> None:
@@ -428,6 +451,9 @@ def test_the_doctor_names_the_runner_that_the_config_names(tmp_path: Path) -> No
     }
     assert found["runner"] == "replicas"
     assert "runner" not in {v["component"] for v in verdicts(checkpoint, Config(), plugins)}
+    cautious = config_of(tmp_path, engine=named("cautious"))
+    named_by_engine = [v for v in verdicts(checkpoint, cautious, plugins) if v["is_chosen"]]
+    assert "Wrapper" in {v["provider"] for v in named_by_engine}
 
 
 def test_an_alias_sets_no_field_that_a_runner_does_not_take(tmp_path: Path) -> None:

@@ -193,10 +193,16 @@ import vlmkit
 from vlmkit.assembly.sources import resolve, resolve_local
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.errors import CheckpointError
+from vlmkit.plugins.registry import Registry
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit_hf.hub import cache
 asked, files, is_update = json.loads(sys.argv[1])
-only = ("vlmkit-hf",)  # vlmkit-torch reads GGUF, too
+only = ("vlmkit-hf",)
+add = Registry.add
+def add_others(self, name, build, **more):  # as if vlmkit-hf had no reader of its own
+    if not (self.plugin == "vlmkit-hf" and more.get("suffixes")):
+        add(self, name, build, **more)
+Registry.add = add_others
 plugins = load_plugins(PluginSettings(files=tuple(files), only=only), environ={})
 try:
     checkpoint = resolve(asked, plugins, is_update=is_update)

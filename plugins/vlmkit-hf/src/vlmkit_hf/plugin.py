@@ -1,4 +1,4 @@
-"""Hooks of vlmkit-hf: its tokenizer and its model source.
+"""Hooks of vlmkit-hf: its tokenizer and its model sources.
 
 transformers is imported when no saved text side fits the checkpoint. huggingface_hub is imported
 when a model is fetched, listed or removed.
@@ -6,6 +6,7 @@ when a model is fetched, listed or removed.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit import heap
@@ -98,6 +99,18 @@ def _cached() -> Sequence[str]:
     return cache.cached_models()
 
 
+def _read_gguf(context: BuildContext) -> Checkpoint:
+    from vlmkit_quantized.gguf_alone import derived
+
+    return derived(context.files)
+
+
+def _gguf_cannot_serve(checkpoint: Any) -> str | None:
+    file = getattr(checkpoint, "file", None)
+    is_gguf = file is not None and file.suffix.lower() == ".gguf"
+    return None if is_gguf else "it reads files that end with .gguf"
+
+
 @hookimpl
 def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
     """Register ``tokenizer.use = "hf"``."""
@@ -114,7 +127,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
 
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Register the models of the Hugging Face hub, by their ids."""
+    """Register the models of the Hugging Face hub, by their ids, and models in GGUF files alone."""
     registry.add(
         "huggingface",
         _fetch,
@@ -123,4 +136,11 @@ def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
         list_models=_cached,
         previews=_previews,
         remove=_remove,
+    )
+    registry.add(
+        "gguf",
+        _read_gguf,
+        cannot_serve=_gguf_cannot_serve,
+        suffixes=(".gguf",),
+        description="a GGUF file with its tokenizer and chat template, and its mmproj file",
     )

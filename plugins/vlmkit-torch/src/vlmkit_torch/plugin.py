@@ -56,18 +56,6 @@ def _build_compressed_reader(context: BuildContext) -> WeightReader:
     return CompressedTensorsReader(context.files)
 
 
-def _read_gguf(context: BuildContext) -> Checkpoint:
-    from vlmkit_quantized.gguf_alone import derived
-
-    return derived(context.files)
-
-
-def _gguf_cannot_serve(checkpoint: Any) -> str | None:
-    file = getattr(checkpoint, "file", None)
-    is_gguf = file is not None and file.suffix.lower() == ".gguf"
-    return None if is_gguf else "it reads files that end with .gguf"
-
-
 def _build_encoder(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)
     from vlmkit_torch.vision.encoder import build
@@ -117,18 +105,6 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",
         examine=_examine_engine,
         plan=_plan_engine,
-    )
-
-
-@hookimpl
-def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Read models in GGUF files alone."""
-    registry.add(
-        "gguf",
-        _read_gguf,
-        cannot_serve=_gguf_cannot_serve,
-        suffixes=(".gguf",),
-        description="a GGUF file with its tokenizer and chat template, and its mmproj file",
     )
 
 

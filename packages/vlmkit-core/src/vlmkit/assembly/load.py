@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -357,7 +358,7 @@ def choose(
         component = config.component(section, entry)
         if is_left_out(section, component):
             continue
-        if is_needless(section, component, plugins, checkpoint):
+        if is_needless(section, component, plugins, checkpoint, config, entry):
             continue
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
@@ -396,7 +397,8 @@ def chosen(
 ) -> Provider[Any]:
     """Return the provider of a component of a model.
 
-    For ``auto``, the media encoder of the chosen engine is preferred, if there is one.
+    For ``auto``, the media encoder of the chosen engine is preferred, if there is one, and the
+    runner that it names.
 
     Raises:
         PluginError: no provider can serve the model, or the configured one cannot.
@@ -406,6 +408,8 @@ def chosen(
         encoder = encoder_of_engine(config, plugins, checkpoint, entry)
         if encoder is not None:
             return encoder
+    if use == "auto" and (named := named_by_engine(section, config, plugins, checkpoint, entry)):
+        return registry_of(plugins, section).choose(named, checkpoint)
     return registry_of(plugins, section).choose(use, checkpoint)
 
 
@@ -426,11 +430,33 @@ def encoder_of_engine(
     return encoder if is_able else None
 
 
+def named_by_engine(
+    section: str,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    entry: ModelEntry | None = None,
+) -> str:
+    """Return the name of the provider that the chosen engine names; empty if it names none."""
+    if not SECTIONS[section].is_named_by_engine:
+        return ""
+    with suppress(PluginError):  # an absent engine is an error of its own section
+        return chosen("engine", config, plugins, checkpoint, entry).runner
+    return ""
+
+
 def is_needless(
-    section: str, component: Component, plugins: Plugins, checkpoint: Checkpoint
+    section: str,
+    component: Component,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    config: Config,
+    entry: ModelEntry | None = None,
 ) -> bool:
     """Return whether ``auto`` means that the model does without a component."""
     if component.use != "auto":
+        return False
+    if named_by_engine(section, config, plugins, checkpoint, entry):
         return False
     if section == "media_encoder":
         return not sees(checkpoint, plugins)

@@ -167,6 +167,7 @@ def verdicts(
     from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
+    from vlmkit.config.structs import SECTIONS
     from vlmkit.kit.objection import with_hint
     from vlmkit.plugins.registry import BuildContext
 
@@ -181,6 +182,9 @@ def verdicts(
         component = config.component(section, entry)
         if is_left_out(section, component):
             continue
+        is_without = is_needless(section, component, plugins, checkpoint, config, entry)
+        if is_without and SECTIONS[section].is_named_by_engine:
+            continue  # the engine names none
         is_auto_vision = section == "media_encoder" and component.use == "auto"
         follows = is_auto_vision and (
             encoder_of_engine(config, plugins, checkpoint, entry) is not None
@@ -207,7 +211,6 @@ def verdicts(
                 "is_known": True,
             }
         if selected is None:
-            is_without = is_needless(section, component, plugins, checkpoint)
             reason = absence or "no installed provider can serve this model"
             yield {
                 "component": section,

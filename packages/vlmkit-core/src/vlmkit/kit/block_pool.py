@@ -152,6 +152,21 @@ class BlockPool:
         for block in reversed(self._tables.pop(sequence).blocks):
             self._drop(block)
 
+    def is_cached(self, block: int) -> bool:
+        """Return whether no sequence uses a block, and later sequences can reuse its content."""
+        return block in self._free and block in self._key_of
+
+    def forget(self, block: int) -> None:
+        """Discard the content of a cached block; it is reused before others.
+
+        Raises:
+            ValueError: the block is not cached.
+        """
+        if not self.is_cached(block):
+            raise ValueError(f"block {block} is not cached")
+        self._remove_key(block)
+        self._free.move_to_end(block, last=False)
+
     def check_integrity(self) -> None:
         """Raise AssertionError if the free list, user counts or keys are inconsistent."""
         users = [0] * self.num_blocks
@@ -224,12 +239,16 @@ class BlockPool:
 
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)
-        if (key := self._key_of.pop(block, None)) is not None:
-            del self._block_of[key]
-            if self.listener is not None:
-                self.listener.removed(key)
+        if block in self._key_of:
+            self._remove_key(block)
         self._num_users[block] = 1
         return block
+
+    def _remove_key(self, block: int) -> None:
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if self.listener is not None:
+            self.listener.removed(key)
 
     def _drop(self, block: int) -> None:
         self._num_users[block] -= 1

@@ -57,6 +57,8 @@ class Kind(Generic[T]):
         is_late: whether an optional component is built only when it is first needed, or before a
             server is ready. Unused installed providers then cost nothing. By default a provider
             that can serve the model is used, if there is any.
+        is_named_by_engine: whether the engine of a model may name the provider that ``auto`` uses;
+            ``auto`` is then the default.
         reserved: names that only one distribution may use for its providers, with that
             distribution.
         max_words: maximum number of words in a name, separated by single blanks.
@@ -78,6 +80,7 @@ class Kind(Generic[T]):
     is_optional: bool = False
     is_dispensable: bool = False
     is_late: bool = False
+    is_named_by_engine: bool = False
     reserved: Mapping[str, str] = field(default_factory=dict, hash=False)
     max_words: int = 1
     serves: Serves = "all"
@@ -102,7 +105,8 @@ class Kind(Generic[T]):
     @property
     def default(self) -> str:
         """The default of ``use`` in its section, for mode ``one``."""
-        return "none" if self.is_optional and not self.is_late else "auto"
+        has_auto = self.is_late or self.is_named_by_engine
+        return "none" if self.is_optional and not has_auto else "auto"
 
     @property
     def takes_none(self) -> bool:
@@ -200,6 +204,7 @@ RUNNER: Kind[Runner] = Kind(
     "what answers the requests, in place of one pipeline in this process",
     "vlmkit_testing:RunnerContract",
     is_optional=True,
+    is_named_by_engine=True,
     serves="named",
     owns=("schemes",),
 )

@@ -118,6 +118,7 @@ EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("request_fields", lambda value: isinstance(value, tuple), "a tuple of RequestField"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
     ("priority", _is_priority, "a whole number or a function"),
+    ("runner", lambda value: isinstance(value, str), "the name of a runner"),
     ("description", lambda value: isinstance(value, str), "a text"),
 )
 
@@ -161,6 +162,8 @@ class Provider(Generic[T]):
             alone reads. Its ``build`` and its ``cannot_serve`` get a checkpoint with ``file``.
         request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
             proposer, which see sequences.
+        runner: for engines: the name of the runner that answers for its models unless the config
+            names one, such as ``subprocess`` for a library that may end its process.
         plugin: the distribution or file that offers it; filled in by the loader.
         is_by_name: whether it is used only if it is named. It does not state what it can serve, and
             no provider of its kind can serve everything.
@@ -184,6 +187,7 @@ class Provider(Generic[T]):
     schemes: tuple[str, ...] = ()
     suffixes: tuple[str, ...] = ()
     request_fields: tuple[RequestField[Any], ...] = ()
+    runner: str = ""
     plugin: str = "vlmkit"
     is_by_name: bool = False
     asks_providers: bool = False

@@ -116,6 +116,7 @@ class Registry(ComponentBuilder[T]):
         schemes: tuple[str, ...] = (),
         suffixes: tuple[str, ...] = (),
         request_fields: tuple[RequestField[Any], ...] = (),
+        runner: str = "",
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
@@ -149,6 +150,7 @@ class Registry(ComponentBuilder[T]):
             schemes=schemes,
             suffixes=suffixes,
             request_fields=request_fields,
+            runner=runner,
             plugin=self.plugin,
             is_by_name=self._serves != "all" and not is_stated,
             asks_providers=takes_providers(cannot_serve),
