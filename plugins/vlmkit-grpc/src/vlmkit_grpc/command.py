@@ -26,6 +26,11 @@ PUBLIC_RENDERERS = 2
     show_default=DEFAULT_LISTEN,
     help="HOST:PORT, or unix:PATH: the setting worker.listen; port 0 for a free one.",
 )
+@click.option(
+    "--vllm",
+    is_flag=True,
+    help="Also answer vllm-router: the setting worker.vllm_services.",
+)
 @configured
 @click.pass_context
 def worker(
@@ -33,6 +38,7 @@ def worker(
     *,
     model: str | None,
     listen: str | None,
+    vllm: bool,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
@@ -40,7 +46,8 @@ def worker(
 
     ``vlmkit serve grpc://HOST:PORT`` is such a gateway.
     """
-    options = stated(**{"worker.listen": listen})
+    vllm_services = "true" if vllm else None
+    options = stated(**{"worker.listen": listen, "worker.vllm_services": vllm_services})
     chosen = CommandModel(model, config_file, assignments, options)
     settings = chosen.table("worker", WorkerSettings)
     access = access_of(settings, "worker")  # before the model is loaded

@@ -6,7 +6,7 @@ It knows no service. :mod:`vlmkit_grpc.worker` and :mod:`vlmkit_grpc.encoders.pr
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -47,19 +47,27 @@ class ServerProcess:
 
     Args:
         section: the table of its settings, which is also its name in messages.
-        service_name: the full name of its service, for health checks.
+        service_names: the full names of its services, for health checks.
         settings: how it listens.
         access: the address, and what gateways must prove.
+        whole_bytes: bytes of the largest message that a service takes in one piece; 0 if all
+            exchange pieces of frames.
 
     Attributes:
         address: what it listens on, known once it does.
     """
 
     def __init__(
-        self, section: str, service_name: str, settings: ListenSettings, access: Access
+        self,
+        section: str,
+        service_names: Iterable[str],
+        settings: ListenSettings,
+        access: Access,
+        whole_bytes: int = 0,
     ) -> None:
         self._section = section
-        self._service_name = service_name
+        self._service_names = tuple(service_names)
+        self._whole_bytes = whole_bytes
         self._settings = settings
         self._access = access
         self._loop = asyncio.get_running_loop()
@@ -112,7 +120,7 @@ class ServerProcess:
         settings, (address, secret, credentials) = self._settings, self._access
         server = grpc.aio.server(
             interceptors=[SecretCheck(secret)] if secret else [],
-            options=server_options(settings.keepalive_s, settings.max_streams),
+            options=server_options(settings.keepalive_s, settings.max_streams, self._whole_bytes),
             maximum_concurrent_rpcs=settings.max_streams,
         )
         self._service.add_to(server)
@@ -146,6 +154,6 @@ class ServerProcess:
         return is_empty
 
     async def _set_health(self, status: int) -> None:
-        """State the health of this process and of its service."""
-        for name in ("", self._service_name):
+        """State the health of this process and of its services."""
+        for name in ("", *self._service_names):
             await self._health.set(name, status)

@@ -70,6 +70,8 @@ class WorkerSettings(ListenSettings, frozen=True, kw_only=True, forbid_unknown_f
             By default 2 if other machines can reach the worker, and otherwise 0.
         renderer_memory_bytes: memory that one of them may take beyond its idle size.
         constraint_workers: test each constraint in a separate process before it is compiled.
+        vllm_services: also answer vllm-router, by two services of vLLM. Its requests belong to one
+            tenant.
     """
 
     max_open_requests: Annotated[int, Meta(ge=1, le=65_536)] = 1024
@@ -78,6 +80,7 @@ class WorkerSettings(ListenSettings, frozen=True, kw_only=True, forbid_unknown_f
     num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
     renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20, le=MOST)] = 3 * 2**30
     constraint_workers: bool = True
+    vllm_services: bool = False
 
 
 class EncoderSettings(ListenSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

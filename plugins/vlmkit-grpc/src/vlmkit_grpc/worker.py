@@ -1,12 +1,16 @@
 """The process of a worker: serves a runner over gRPC until it drains or fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 
+import grpc
+
+from vlmkit.interfaces.cache_events import CacheEventSource
 from vlmkit.interfaces.runner import Runner
 from vlmkit_grpc.credentials import Access
 from vlmkit_grpc.server_process import ServerProcess
 from vlmkit_grpc.service import WorkerService
 from vlmkit_grpc.settings import WorkerSettings
+from vlmkit_grpc.vllm.service import SERVICES as VLLM_SERVICES, VllmServices, request_bytes
 from vlmkit_grpc.watch import CacheObserver
 
 SERVICE = "vlmkit.worker.v1.Worker"
@@ -21,6 +25,7 @@ class Worker:
         settings: the limits.
         access: the address, and what gateways must prove.
         cache: collects the changes of the prefix cache; None if no gateway may watch them.
+        sources: where the changes of the prefix cache are published.
     """
 
     def __init__(
@@ -30,12 +35,14 @@ class Worker:
         settings: WorkerSettings,
         access: Access,
         cache: CacheObserver | None = None,
+        sources: Seq[CacheEventSource] = (),
     ) -> None:
         self._runner = runner
         self._cache = cache
         self._settings = settings
         self._access = access
         self._model_digest = model_digest
+        self._sources = sources
 
     async def serve(self, on_listening: Callable[[WorkerService, str], None]) -> bool:
         """Serve, and return whether the end was wanted: False when the runner failed.
@@ -46,9 +53,48 @@ class Worker:
         Raises:
             ConfigError: the address cannot be used.
         """
-        process = ServerProcess("worker", SERVICE, self._settings, self._access)
-        self._runner.on_failure(process.fail_soon)
-        service = WorkerService(
-            self._runner, self._model_digest, self._settings, self._cache, process.drain
+        settings, runner = self._settings, self._runner
+        has_vllm = settings.vllm_services
+        process = ServerProcess(
+            "worker",
+            [SERVICE, *(VLLM_SERVICES if has_vllm else ())],
+            settings,
+            self._access,
+            request_bytes(runner.facts.limits) if has_vllm else 0,
         )
-        return await process.serve(service, lambda: on_listening(service, process.address))
+        runner.on_failure(process.fail_soon)
+        own = WorkerService(runner, self._model_digest, settings, self._cache, process.drain)
+        vllm = VllmServices(runner, settings.stall_timeout_s, self._sources) if has_vllm else None
+        return await process.serve(_Services(own, vllm), lambda: on_listening(own, process.address))
+
+
+class _Services:
+    """The services of one worker, which have the same runner.
+
+    Args:
+        own: for gateways.
+        vllm: for vllm-router; None if it is not served.
+    """
+
+    def __init__(self, own: WorkerService, vllm: VllmServices | None) -> None:
+        self._own = own
+        self._all: list[WorkerService | VllmServices] = [own] if vllm is None else [own, vllm]
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add all services to a server."""
+        for each in self._all:
+            each.add_to(server)
+
+    def note_drain(self) -> None:
+        """Let all services take note that the worker drains."""
+        for each in self._all:
+            each.note_drain()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Refuse new requests, and return whether all running ones ended in time."""
+        return await self._own.drained(timeout_s)
+
+    def end(self) -> None:
+        """End all calls."""
+        for each in self._all:
+            each.end()

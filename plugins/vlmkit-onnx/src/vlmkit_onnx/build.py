@@ -37,6 +37,7 @@ from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.sessions.session import check, device_of, open_session, open_tower
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slots import system_memory
+from vlmkit_onnx.slots.cache_events import EVENT_BLOCK_TOKENS
 from vlmkit_onnx.slots.memory import CPU, CacheSize
 from vlmkit_onnx.slots.slot_manager import SlotManager
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
@@ -89,7 +90,11 @@ def build_engine(context: BuildContext) -> OnnxEngine:
         _open_embeddings(layout, settings, decoder),
         family_of(checkpoint.config),
         slots,
-        replace(limits, prefix_block_tokens=1 if shares else 0),
+        replace(
+            limits,
+            prefix_block_tokens=1 if shares else 0,
+            event_block_tokens=EVENT_BLOCK_TOKENS if shares else 0,
+        ),
         layout.sliding_window,
         is_checked=settings.self_check,
     )

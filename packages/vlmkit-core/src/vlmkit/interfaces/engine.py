@@ -31,6 +31,7 @@ class EngineLimits:
             answers wait for chunks for no gain. Without it, a step holds either tokens of answers
             or one chunk.
         prefix_block_tokens: cached prefixes are shared in multiples of this; 0 disables sharing.
+        event_block_tokens: tokens of a block in cache events; 0 if it is ``prefix_block_tokens``.
         is_batch_invariant: whether a row of logits is independent of the rest of the step, bit for
             bit.
         max_item_rows: maximum number of logit rows of one work item.
@@ -48,6 +49,7 @@ class EngineLimits:
     max_chunk_tokens: int
     mixes_prefill_and_decode: bool = False
     prefix_block_tokens: int = 0
+    event_block_tokens: int = 0
     is_batch_invariant: bool = False
     max_item_rows: int = 1
     max_draft_tokens: int = 0

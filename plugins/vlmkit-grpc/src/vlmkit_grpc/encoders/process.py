@@ -35,7 +35,7 @@ async def serve_encoder(
     Raises:
         ConfigError: the address cannot be used.
     """
-    process = ServerProcess("encoder", SERVICE, settings, access)
+    process = ServerProcess("encoder", [SERVICE], settings, access)
     server = EncoderServer(encoder, settings.cache_bytes, process.fail_soon)
     try:
         precision = encoder.precision if isinstance(encoder, StatesPrecision) else ""

@@ -22,8 +22,7 @@ def generate(folder: Path) -> None:
             f"--python_out={folder}",
             f"--pyi_out={folder}",
             f"--grpc_python_out={folder}",
-            f"{source}/{PACKAGE}/worker.proto",
-            f"{source}/{PACKAGE}/encoder.proto",
+            *[f"{source}/{PACKAGE}/{name}.proto" for name in ("worker", "encoder", "vllm")],
         ]
     )
     if code:

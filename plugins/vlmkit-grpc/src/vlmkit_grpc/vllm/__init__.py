@@ -1,0 +1,1 @@
+"""The services that vllm-router asks of its workers; off unless ``worker.vllm_services`` is set."""
