@@ -239,6 +239,14 @@ def contract(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def mutate(session: nox.Session) -> None:
+    """Mutate real components, and count the mutants that the contracts detect."""
+    install(session, *ALL, groups=("test", "onnx"))
+    session.env["PYTHONPATH"] = "tests"
+    session.run("python", "-m", "mutants", *session.posargs)
+
+
+@nox.session(default=False)
 def quick(session: nox.Session) -> None:
     """Run for a minute the tests that the changed files are most likely to break.
 

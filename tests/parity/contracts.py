@@ -40,6 +40,7 @@ class EngineOnFamily(OnFamily, EngineContract):
     most_cuts = 7
     most_drafts = 5
     most_tokens = 200
+    num_walk_steps = 80
 
     def prompts(self) -> list[Prompt]:
         return self.all_prompts()[:3]

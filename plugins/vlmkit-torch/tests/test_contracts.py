@@ -94,6 +94,7 @@ class OnHybridEngine(EngineContract):
     family = ""
     most_cuts = 7
     most_tokens = 200
+    num_walk_steps = 80
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ class TestEngineOfLfm2(OnHybridEngine):
 
 
 class TestEngineOfQwen3Next(OnHybridEngine):
-    atol = 3e-4  # in float32, chunks are summed in another order than single tokens
+    atol = 5e-4  # in float32, chunks are summed in another order than single tokens
     family = "qwen3_next"
 
 

@@ -11,11 +11,12 @@ from broken.engine_prefixes import PREFIXES
 from broken.engine_room import ROOM
 from broken.engine_rows import ROWS
 from broken.engine_subjects import OnAttention
+from broken.engine_walk import WALK
 from vlmkit_testing import EngineContract
 
 TABLE = Table(
     EngineContract,
     OnAttention,
     AttentionEngine,
-    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *MOCKS),
+    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *WALK, *MOCKS),
 )

@@ -19,6 +19,7 @@ from vlmkit_testing.contracts.engine_life_contract import EngineLifeContract
 from vlmkit_testing.contracts.engine_prefix_contract import EnginePrefixContract
 from vlmkit_testing.contracts.engine_room_contract import EngineRoomContract
 from vlmkit_testing.contracts.engine_rows_contract import EngineRowsContract
+from vlmkit_testing.contracts.engine_walk_contract import EngineWalkContract
 
 
 class EngineContract(
@@ -27,6 +28,7 @@ class EngineContract(
     EngineEventsContract,
     EngineRoomContract,
     EngineLifeContract,
+    EngineWalkContract,
 ):
     """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest."""
 

@@ -156,6 +156,17 @@ class EngineSubject:
         assert admitted, "not even one sequence is admitted"
         return admitted
 
+    def room(self, host: EngineHost) -> tuple[int, int]:
+        """Return how many of the shortest prompt fit, and how far the last of them may grow.
+
+        Nothing may be admitted.
+        """
+        admitted = self.fill(host, self.shortest)
+        longest = min(host.engine.limits.max_sequence_tokens, self.most_tokens)
+        most = max(n for n in range(longest + 1) if host.engine.reserve(admitted[-1], n))
+        self.release(host, admitted)
+        return len(admitted), most
+
     def leave_one_chunk(self, host: EngineHost, sequence: EngineSequence) -> None:
         """Compute an admitted sequence until one chunk is left."""
         while not (item := host.chunk(sequence, max(1, len(sequence) // 2))).num_rows:
