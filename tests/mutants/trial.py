@@ -1,8 +1,10 @@
-"""Runs tests on a mutant, in a process of its own: ``python -m mutants.trial PATH SOURCE TEST ...``.
+"""Runs tests on a mutant, in a process of its own.
+
+    python -m mutants.trial PATH SOURCE TEST ...
 
 The module at ``PATH`` is executed from the file ``SOURCE``; no file of the project changes. With
-``--reached FILE`` in place of ``SOURCE``, the module is as it is, and the lines that the tests reach
-are written to ``FILE``. Processes that the tests start see no mutant.
+``--reached FILE`` in place of ``SOURCE``, no module changes, and ``FILE`` receives the lines that
+the tests reach. Processes that the tests start see no mutant.
 """
 
 import contextlib

@@ -56,7 +56,7 @@ class EngineWalkContract(EngineSubject):
         prompt = min(pictured, key=len)
         expected, beside = host.last_logits(prompt), host.last_logits(self.shortest)
         room = self.room(host)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - an engine may raise anything
+        with pytest.raises(Exception):  # noqa: B017 - an engine may raise anything
             self._fail(host, prompt, {})
         with suppress(Exception):
             self._fail(host, prompt, self._cut_features(prompt))
@@ -187,7 +187,9 @@ class _Walk:
     def _item(self, sequence: EngineSequence) -> WorkItem | None:
         """Return the next item of a sequence; None if it has ended or has no room."""
         if _is_prefilling(sequence):
-            return self._host.chunk(sequence, self._random.randint(1, self._limits.max_chunk_tokens))
+            return self._host.chunk(
+                sequence, self._random.randint(1, self._limits.max_chunk_tokens)
+            )
         if len(sequence) >= min(self._most, sequence.num_prompt_tokens + MAX_ANSWER_TOKENS):
             return None
         drafts: tuple[int, ...] = ()
