@@ -19,6 +19,13 @@ from mock_model import wait_until
 pytestmark = [pytest.mark.posix, pytest.mark.server, pytest.mark.filterwarnings("ignore")]
 
 GUIDE = (Path(__file__).parents[3] / "docs/how-to/several-machines.md").read_text()
+# A process that a shell starts in the background ignores the signal.
+SERVE = """
+import signal
+from ray.serve.scripts import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli()
+"""
 SECTION = GUIDE.partition("\n## Ray Serve\n")[2].partition("\n## ")[0]
 
 
@@ -31,7 +38,7 @@ def test_the_command_of_the_guide_serves_the_models_of_its_config(tmp_path):
     (tmp_path / "vlmkit.toml").write_text(f"{config}\n[ray]\ningress_cpus = 0.1\n")
     command = re.search(r"```console\n(serve run .*)\n```", SECTION)[1].split()
     environment = os.environ | ENVIRONMENT
-    serve = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", *command[1:]]
+    serve = [sys.executable, "-c", SERVE, *command[1:]]
     with subprocess.Popen(serve, cwd=tmp_path, env=environment) as process:
         try:
             url = "http://127.0.0.1:8000/v1"

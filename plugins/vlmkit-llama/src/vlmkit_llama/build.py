@@ -84,7 +84,10 @@ def _engine(
     threads = settings.num_threads or num_cores()
     cache = Context(model, settings, num_tokens, num_ids, threads)
     num_blocks = cache.num_tokens // BLOCK_TOKENS
-    pool = BlockPool(num_blocks, BLOCK_TOKENS, shares_prefixes=settings.prefix_cache)
+    # The library reuses cells that the window of their sequence has left, even if others need them.
+    keeps_all = not model.has_windows
+    shares = settings.prefix_cache and keeps_all
+    pool = BlockPool(num_blocks, BLOCK_TOKENS, shares_prefixes=shares)
     capacity = num_blocks * BLOCK_TOKENS
     max_chunk = min(settings.max_chunk_tokens, cache.max_batch_tokens)
     limits = EngineLimits(
@@ -94,9 +97,9 @@ def _engine(
         capacity_tokens=capacity,
         max_chunk_tokens=max_chunk,
         mixes_prefill_and_decode=True,
-        prefix_block_tokens=BLOCK_TOKENS if settings.prefix_cache else 0,
+        prefix_block_tokens=BLOCK_TOKENS if shares else 0,
         max_item_rows=max_chunk,
-        max_draft_tokens=max_chunk - 1,
+        max_draft_tokens=max_chunk - 1 if keeps_all else 0,
         hidden_size=model.hidden_size,
         precision=model.description,
     )

@@ -75,6 +75,11 @@ class LoadedModel:
         return int(self.library.functions.llama_model_n_ctx_train(self.handle))
 
     @property
+    def has_windows(self) -> bool:
+        """Whether layers attend to the last tokens only."""
+        return int(self.library.functions.llama_model_n_swa(self.handle)) > 0
+
+    @property
     def hidden_size(self) -> int:
         """Columns of the hidden states."""
         return int(self.library.functions.llama_model_n_embd_out(self.handle))

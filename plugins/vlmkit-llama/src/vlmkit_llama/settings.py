@@ -21,7 +21,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         cache_gib: memory for the cache, which is allocated at load.
         cache_dtype: precision of keys and values. ``f32`` takes twice the memory, and computes
             without flash attention, which rounds to 16 bits.
-        prefix_cache: whether computed prefixes are reused by later prompts.
+        prefix_cache: whether computed prefixes are reused by later prompts; never if layers have a
+            window.
         max_sequence_tokens: longest sequence, 16,777,216 at most; None is what the model was made
             for.
         max_sequences: most sequences with room in the cache, 128 at most.
