@@ -28,9 +28,8 @@ def _examine_engine(context: BuildContext) -> str:
 
 def _cannot_serve(checkpoint: Checkpoint) -> str | None:
     if checkpoint.file is None or gguf_file(checkpoint) is None:
-        return Objection(
-            "it reads GGUF files alone", hint="name a file that ends with .gguf, not its folder"
-        )
+        hint = "name a file that ends with .gguf, not its folder"
+        return Objection("it reads GGUF files alone", hint=hint * checkpoint.has("*.gguf"))
     if "vision_config" in checkpoint.config:
         return Objection(
             "it answers about text alone, and the model has a vision tower",
