@@ -386,7 +386,7 @@ def lowest(path: str) -> list[str]:
 @nox.session(default=False)
 def clients_server(session: nox.Session) -> None:
     """Install the server that ``clients`` meet."""
-    install(session, *TESTED, HF, ONNX_CPU, QUANTIZED, TORCH, DEMO, GUIDANCE, OLLAMA)
+    install(session, *TESTED, HF, ONNX_CPU, QUANTIZED, TORCH, DEMO, GUIDANCE, OLLAMA, GRPC)
 
 
 @nox.session(default=False, requires=["clients_server"])
