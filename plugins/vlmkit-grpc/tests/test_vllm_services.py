@@ -18,6 +18,7 @@ from vlmkit_grpc.protocol.vllm_pb2 import (
     FinishInfo,
     GenerateRequest,
     GetKvEventSourcesRequest,
+    GetKvEventSourcesResponse,
     GetModelInfoRequest,
     GetServerInfoRequest,
     KVCacheParameters,
@@ -552,14 +553,14 @@ def test_a_worker_states_its_model_and_limits(demo, local):
         control = ControlStub(calls)
         model = control.GetModelInfo(GetModelInfoRequest())
         server = control.GetServerInfo(GetServerInfoRequest())
-        sources = control.GetKvEventSources(GetKvEventSourcesRequest()).sources
+        sources = control.GetKvEventSources(GetKvEventSourcesRequest())
     assert (model.model_id, model.served_model_name) == ("demo", "demo")
     assert model.supports_token_ids_input
     assert not model.supports_multimodal
     assert server.max_model_len == local.facts.limits.max_sequence_tokens
     assert server.kv_block_size == 16
     assert server.parallelism.world_size == 1
-    assert not sources
+    assert sources == GetKvEventSourcesResponse()
 
 
 def test_a_gateway_and_a_router_use_one_worker_at_once(mock, scripted):

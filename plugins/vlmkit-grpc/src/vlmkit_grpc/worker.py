@@ -1,10 +1,9 @@
 """The process of a worker: serves a runner over gRPC until it drains or fails."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
 
 import grpc
 
-from vlmkit.interfaces.cache_events import CacheEventSource
 from vlmkit.interfaces.runner import Runner
 from vlmkit_grpc.credentials import Access
 from vlmkit_grpc.server_process import ServerProcess
@@ -25,7 +24,6 @@ class Worker:
         settings: the limits.
         access: the address, and what gateways must prove.
         cache: collects the changes of the prefix cache; None if no gateway may watch them.
-        sources: where the changes of the prefix cache are published.
     """
 
     def __init__(
@@ -35,14 +33,12 @@ class Worker:
         settings: WorkerSettings,
         access: Access,
         cache: CacheObserver | None = None,
-        sources: Seq[CacheEventSource] = (),
     ) -> None:
         self._runner = runner
         self._cache = cache
         self._settings = settings
         self._access = access
         self._model_digest = model_digest
-        self._sources = sources
 
     async def serve(self, on_listening: Callable[[WorkerService, str], None]) -> bool:
         """Serve, and return whether the end was wanted: False when the runner failed.
@@ -64,7 +60,7 @@ class Worker:
         )
         runner.on_failure(process.fail_soon)
         own = WorkerService(runner, self._model_digest, settings, self._cache, process.drain)
-        vllm = VllmServices(runner, settings.stall_timeout_s, self._sources) if has_vllm else None
+        vllm = VllmServices(runner, settings.stall_timeout_s) if has_vllm else None
         return await process.serve(_Services(own, vllm), lambda: on_listening(own, process.address))
 
 

@@ -6,9 +6,7 @@ to a :class:`CacheListener`, and observers receive the changes of each step
 for operators: they must not reach pages, metrics or logs.
 """
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
 
@@ -72,34 +70,4 @@ class CacheListener(Protocol):
 
     def cleared(self) -> None:
         """No stored block can be reused any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEventSource:
-    """Where the cache events of one replica of a model are published, in vLLM's format over ZMQ.
-
-    Attributes:
-        endpoint: the address of its live events.
-        replay_endpoint: the address that answers requests for past ones.
-        topic: the first frame of each message.
-        rank: the number of the replica.
-        num_replayed: maximum number of past batches that can be replayed.
-        max_unsent: batches that wait for a slow subscriber before it loses further ones.
-    """
-
-    endpoint: str
-    replay_endpoint: str
-    topic: str = ""
-    rank: int = 0
-    num_replayed: int = 0
-    max_unsent: int = 0
-
-
-@runtime_checkable
-class PublishesCacheEvents(Protocol):
-    """An optional part of a monitor: it publishes cache events to other processes."""
-
-    def cache_event_sources(self, model: str) -> Seq[CacheEventSource]:
-        """Return where the events of a model are published; empty if they are not."""
         ...

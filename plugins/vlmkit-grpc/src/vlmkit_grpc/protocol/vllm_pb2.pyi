@@ -281,32 +281,8 @@ class GetKvEventSourcesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetKvEventSourcesResponse(_message.Message):
-    __slots__ = ("sources",)
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    sources: _containers.RepeatedCompositeFieldContainer[KvEventSource]
-    def __init__(self, sources: _Optional[_Iterable[_Union[KvEventSource, _Mapping]]] = ...) -> None: ...
-
-class KvEventSource(_message.Message):
-    __slots__ = ("transport", "endpoint", "topic", "replay_endpoint", "data_parallel_rank", "encoding", "schema_version", "buffer_steps", "hwm")
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    TOPIC_FIELD_NUMBER: _ClassVar[int]
-    REPLAY_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
-    ENCODING_FIELD_NUMBER: _ClassVar[int]
-    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
-    BUFFER_STEPS_FIELD_NUMBER: _ClassVar[int]
-    HWM_FIELD_NUMBER: _ClassVar[int]
-    transport: str
-    endpoint: str
-    topic: str
-    replay_endpoint: str
-    data_parallel_rank: int
-    encoding: str
-    schema_version: int
-    buffer_steps: int
-    hwm: int
-    def __init__(self, transport: _Optional[str] = ..., endpoint: _Optional[str] = ..., topic: _Optional[str] = ..., replay_endpoint: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., encoding: _Optional[str] = ..., schema_version: _Optional[int] = ..., buffer_steps: _Optional[int] = ..., hwm: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)

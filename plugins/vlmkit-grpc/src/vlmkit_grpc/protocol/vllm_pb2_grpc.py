@@ -194,7 +194,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetKvEventSources(self, request, context):
-        """States where the changes of the prefix cache are published; empty if they are not.
+        """States where the changes of the prefix cache are published: nowhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

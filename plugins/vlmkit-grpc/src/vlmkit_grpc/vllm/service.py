@@ -6,7 +6,7 @@ router does. The same runner answers the gateways of :mod:`vlmkit_grpc.service`.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence as Seq
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from vlmkit.errors import (
     RequestError,
     VlmkitError,
 )
-from vlmkit.interfaces.cache_events import CacheEventSource
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
 from vlmkit.types.completion import Chunk
@@ -35,7 +34,6 @@ from vlmkit_grpc.protocol.vllm_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GetKvEventSourcesResponse,
-    KvEventSource,
     ModelInfo,
     ParallelismInfo,
     SequenceOutput,
@@ -109,15 +107,11 @@ class VllmServices(InferenceServicer, ControlServicer):
     Args:
         runner: answers the requests.
         stall_timeout_s: time for a caller to read a message.
-        sources: where the changes of the prefix cache are published.
     """
 
-    def __init__(
-        self, runner: Runner, stall_timeout_s: float, sources: Seq[CacheEventSource] = ()
-    ) -> None:
+    def __init__(self, runner: Runner, stall_timeout_s: float) -> None:
         self._runner = runner
         self._stall_timeout_s = stall_timeout_s
-        self._sources = sources
         self._open: set[_Call] = set()
         self._is_draining = self._is_over = False
         self._instance_id = secrets.token_hex(8)
@@ -203,8 +197,8 @@ class VllmServices(InferenceServicer, ControlServicer):
         request: Any,  # noqa: ARG002
         context: Any,  # noqa: ARG002
     ) -> GetKvEventSourcesResponse:
-        """State where the changes of the prefix cache are published."""
-        return GetKvEventSourcesResponse(sources=map(_event_source, self._sources))
+        """State that the changes of the prefix cache are not published."""
+        return GetKvEventSourcesResponse()
 
     async def Abort(self, request: Any, context: Any) -> AbortResponse:  # noqa: ARG002, N802
         """End requests by the ids that their callers gave."""
@@ -302,17 +296,3 @@ def _admit_whole(message: GenerateRequest, demand: Demand) -> None:
     if demand.answer_tokens * num_each > MAX_LOGPROBS:
         problem = f"the answer may have over {MAX_LOGPROBS}, which only GenerateStream takes"
         raise RequestError(problem, param="logprobs")
-
-
-def _event_source(source: CacheEventSource) -> KvEventSource:
-    return KvEventSource(
-        transport="zmq",
-        endpoint=source.endpoint,
-        topic=source.topic,
-        replay_endpoint=source.replay_endpoint,
-        data_parallel_rank=source.rank,
-        encoding="msgpack",
-        schema_version=1,
-        buffer_steps=source.num_replayed,
-        hwm=source.max_unsent,
-    )
