@@ -77,8 +77,8 @@ def sorted_choice(logits, own):
         return int(np.where(scores > -math.inf, noisy, -math.inf).argmax())
 
 
-def cut(scores, is_cached):
-    return np.where(is_cached, scores, -math.inf)
+def cut(scores, is_kept):
+    return np.where(is_kept, scores, -math.inf)
 
 
 def softmax(scores):

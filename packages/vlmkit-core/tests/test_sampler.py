@@ -282,12 +282,12 @@ def test_filters_keep_the_tokens_that_transformers_keeps(array, scale, temperatu
     ):
         if name in filters:
             scores = kind(filters[name])(None, scores)
-    is_cached = torch.isfinite(scores[0]).numpy()
+    is_kept = torch.isfinite(scores[0]).numpy()
     make = [sequence(seed=seed, temperature=temperature, **filters) for seed in range(60)]
     sums = np.stack([logits[0] / temperature + noise(own, vocab) for own in make])
-    expected = np.where(is_cached, sums, -math.inf).argmax(axis=-1).tolist()
+    expected = np.where(is_kept, sums, -math.inf).argmax(axis=-1).tolist()
     assert choose(array(np.repeat(logits, 60, axis=0)), *make) == expected
-    assert 0 < is_cached.sum() < vocab + (scale < 1), "the filter does something"
+    assert 0 < is_kept.sum() < vocab + (scale < 1), "the filter does something"
 
 
 def test_the_smallest_penalty_keeps_logits_finite():
@@ -537,8 +537,8 @@ def test_a_top_p_equal_to_a_partial_sum_cuts_where_sorting_does(
 def test_min_p_is_compared_in_more_than_single_precision(min_p):
     logits = rows([0.0, math.log(min_p)])
     make = [sequence(seed=seed, temperature=1.0, min_p=min_p) for seed in range(200)]
-    is_cached = float(logits[0, 1]) >= math.log(min_p)
-    assert (1 in choose(np.repeat(logits, 200, axis=0), *make)) == is_cached
+    is_kept = float(logits[0, 1]) >= math.log(min_p)
+    assert (1 in choose(np.repeat(logits, 200, axis=0), *make)) == is_kept
 
 
 @pytest.mark.parametrize("kind", ["normal", "nearly flat", "steps", "equal"])

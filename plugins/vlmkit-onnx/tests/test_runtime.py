@@ -43,5 +43,5 @@ def test_the_plugin_sets_the_environment_only_when_it_imports_onnx_runtime(
     assert imported(tmp_path) == "None 1"
 
 
-def test_a_value_that_the_user_has_set_is_cached(tmp_path: Path) -> None:
+def test_a_value_that_the_user_has_set_is_kept(tmp_path: Path) -> None:
     assert imported(tmp_path, ORT_DISABLE_TELEMETRY="true") == "true true"

@@ -152,7 +152,7 @@ def test_a_sequence_that_cannot_fit_evicts_nothing():
     assert slots.admit(sequence(range(1, 21))).num_cached == 19
 
 
-def test_nothing_is_cached_without_prefix_sharing():
+def test_nothing_is_kept_without_prefix_sharing():
     slots = SlotManager(2, 64, 128, shares_prefixes=False)
     slot = finished(slots, range(1, 9))
     assert slots.take_discarded() == [slot]

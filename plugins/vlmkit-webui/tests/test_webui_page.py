@@ -524,7 +524,7 @@ def test_a_page_without_a_key_is_empty_and_a_wrong_key_is_refused(
     assert page.ask("hello") == "hello"
 
 
-def test_the_key_is_cached_in_memory_and_sent_in_a_header_only(
+def test_the_key_is_kept_in_memory_and_sent_in_a_header_only(
     browser: Any, keyed: PageServer
 ) -> None:
     page = Page(browser, keyed)

@@ -288,8 +288,8 @@ class ReplacesFilteredDrawsByTheLikeliest(Plain):
 
     def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
         chosen = int((scaled + self.noise(row, len(scaled))).argmax())
-        is_cached = self.kept(row.sequence.params, scaled)[chosen]
-        return chosen if is_cached else int(scaled.argmax())
+        is_kept = self.kept(row.sequence.params, scaled)[chosen]
+        return chosen if is_kept else int(scaled.argmax())
 
 
 class AddsBiasAfterTheTemperature(Plain):

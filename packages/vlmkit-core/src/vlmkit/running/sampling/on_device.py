@@ -51,8 +51,8 @@ def sample_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice])
         lowest = xp.max(logits, axis=-1, keepdims=True) + every.depths
         floors = lowest if floors is None else xp.maximum(floors, lowest)
     if any(c.is_truncated for c in choices):
-        is_cached = logits >= (every.floors if floors is None else floors)
-        sums = xp.where(truncated(xp, logits, is_cached, every), sums, every.lowest)
+        is_kept = logits >= (every.floors if floors is None else floors)
+        sums = xp.where(truncated(xp, logits, is_kept, every), sums, every.lowest)
     elif floors is not None:
         sums = xp.where(logits < floors, every.lowest, sums)
     return xp.argmax(sums, axis=-1)

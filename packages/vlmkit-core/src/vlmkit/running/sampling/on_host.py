@@ -138,15 +138,15 @@ def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) 
     weights /= np.float32(choice.temperature)
     np.exp(weights, out=weights)
     ranked = _Tokens(vocabulary, logits, weights)
-    limit, is_cached = math.inf, logits >= max(floor, _rounded_up(float(top) + choice.depth))
+    limit, is_kept = math.inf, logits >= max(floor, _rounded_up(float(top) + choice.depth))
     if choice.top_p < 1.0:
         total = _mass(ranked, floor, num_ranked)
         limit = choice.top_p * total
-        is_cached &= weights >= _least_weight(choice.top_p, total, len(logits))
-    kept = _Tokens(*_only(is_cached, *ranked))
+        is_kept &= weights >= _least_weight(choice.top_p, total, len(logits))
+    kept = _Tokens(*_only(is_kept, *ranked))
     noise = _Noise(kept, choice)
-    if len(kept.logits) == len(logits) and not is_cached.all():
-        noise.keep(is_cached)
+    if len(kept.logits) == len(logits) and not is_kept.all():
+        noise.keep(is_kept)
     found = noise.winner()
     if choice.top_p < 1.0:
         found = _in_nucleus(found, kept, noise, limit)
@@ -177,11 +177,11 @@ def _in_nucleus(found: int, kept: _Tokens, noise: "_Noise", limit: float) -> int
     return -1
 
 
-def _only(is_cached: Numbers, *columns: Numbers) -> Seq[Numbers]:
+def _only(is_kept: Numbers, *columns: Numbers) -> Seq[Numbers]:
     """Return columns without dropped tokens, if most are dropped; otherwise a mask is cheaper."""
-    if np.count_nonzero(is_cached) > len(is_cached) // 8:
+    if np.count_nonzero(is_kept) > len(is_kept) // 8:
         return columns
-    indices = np.flatnonzero(is_cached)
+    indices = np.flatnonzero(is_kept)
     return [column[indices] for column in columns]
 
 
@@ -213,9 +213,9 @@ class _Noise:
         self._least += np.float32(0.5)
         self._least /= tokens.weights
 
-    def keep(self, is_cached: Numbers) -> None:
+    def keep(self, is_kept: Numbers) -> None:
         """Keep only the tokens of a mask; a division is faster than a selection."""
-        self._least /= is_cached
+        self._least /= is_kept
 
     def winner(self) -> int:
         """Return the index of the largest noisy logit, the first of equals."""

@@ -51,7 +51,7 @@ class ProbabilityCutoff:
         temperature: divides the logits.
 
     Attributes:
-        is_cached: ``[vocab]`` which tokens are kept.
+        is_kept: ``[vocab]`` which tokens are kept.
     """
 
     def __init__(self, logits: Numbers, temperature: float) -> None:
@@ -62,7 +62,7 @@ class ProbabilityCutoff:
         np.maximum(scaled, LIGHTEST, out=scaled)
         self._scaled = scaled
         self._weights = np.exp(scaled)
-        self.is_cached = logits > -math.inf
+        self.is_kept = logits > -math.inf
 
     def apply(self, choice: Choice) -> None:
         """Apply a choice's top-k, top-p, min-p, typical-p, epsilon, eta and XTC, in order."""
@@ -84,7 +84,7 @@ class ProbabilityCutoff:
     def left(self) -> Numbers:
         """Return the logits ``[vocab]`` float32, minus infinity where a token is dropped."""
         with np.errstate(divide="ignore"):
-            return self._logits + np.log(self.is_cached.astype(np.float32))
+            return self._logits + np.log(self.is_kept.astype(np.float32))
 
     def keep_typical(self, mass: float) -> None:
         """Keep the tokens whose surprise is nearest to the mean, until their mass reaches a share.
@@ -131,6 +131,6 @@ class ProbabilityCutoff:
         total = float(self._weights.sum())
         return total, float((self._weights * self._scaled).sum()) / total
 
-    def _keep(self, is_cached: Numbers) -> None:
-        self.is_cached &= is_cached
-        self._weights *= self.is_cached
+    def _keep(self, is_kept: Numbers) -> None:
+        self.is_kept &= is_kept
+        self._weights *= self.is_kept

@@ -35,7 +35,7 @@ def top_p_target(cols: Columns) -> Sums:
     return lambda reached: cols.top_p * reached[cols.order, cols.last]
 
 
-def truncated(xp: Any, logits: Any, is_cached: Any, cols: Columns) -> Any:
+def truncated(xp: Any, logits: Any, is_kept: Any, cols: Columns) -> Any:
     """Return which tokens typical-p, then epsilon, eta and XTC keep, ``[rows, vocab]``.
 
     Each filter sees the probabilities that the earlier ones leave. Rows that use none of them do
@@ -44,35 +44,35 @@ def truncated(xp: Any, logits: Any, is_cached: Any, cols: Columns) -> Any:
     Args:
         xp: the namespace of the arrays.
         logits: ``[rows, vocab]`` float32.
-        is_cached: ``[rows, vocab]``: the tokens that earlier filters keep.
+        is_kept: ``[rows, vocab]``: the tokens that earlier filters keep.
         cols: the choices of the rows.
     """
     scaled = logits / cols.temperatures
     scaled = xp.clip(scaled - xp.max(scaled, axis=-1, keepdims=True), min=LIGHTEST)
     weights = xp.exp(scaled)  # float64
-    probs, mean, _ = _moments(xp, weights, scaled, is_cached, cols)
+    probs, mean, _ = _moments(xp, weights, scaled, is_kept, cols)
     gaps = xp.where(
-        is_cached, xp.abs(scaled - mean), -cols.lowest
+        is_kept, xp.abs(scaled - mean), -cols.lowest
     )  # the distance of surprise from its mean
     order = xp.argsort(gaps, axis=-1)
     is_before = xp.cumulative_sum(xp.take_along_axis(probs, order, axis=-1), axis=-1)
     num_before = xp.sum(is_before < cols.typical_p, axis=-1, keepdims=True, dtype=xp.int64)
     last = xp.take_along_axis(order, xp.clip(num_before, max=logits.shape[-1] - 1), axis=-1)
     is_near = gaps <= xp.take_along_axis(gaps, last, axis=-1)
-    is_cached = is_cached & (is_near | (cols.typical_p > 1.0))
+    is_kept = is_kept & (is_near | (cols.typical_p > 1.0))
 
-    probs, _, _ = _moments(xp, weights, scaled, is_cached, cols)
-    is_cached = is_cached & _is_likely(xp, probs, cols.epsilon)
+    probs, _, _ = _moments(xp, weights, scaled, is_kept, cols)
+    is_kept = is_kept & _is_likely(xp, probs, cols.epsilon)
 
-    probs, mean, total = _moments(xp, weights, scaled, is_cached, cols)
+    probs, mean, total = _moments(xp, weights, scaled, is_kept, cols)
     entropy = xp.log(total) - mean
     least = xp.minimum(cols.eta, xp.sqrt(cols.eta) * xp.exp(-entropy))
-    is_cached = is_cached & _is_likely(xp, probs, least)
+    is_kept = is_kept & _is_likely(xp, probs, least)
 
-    probs, _, _ = _moments(xp, weights, scaled, is_cached, cols)
+    probs, _, _ = _moments(xp, weights, scaled, is_kept, cols)
     is_top = (probs >= cols.xtc) & (probs > 0)
     lowest = xp.min(xp.where(is_top, scaled, -cols.lowest), axis=-1, keepdims=True)
-    return is_cached & (scaled <= lowest)
+    return is_kept & (scaled <= lowest)
 
 
 def _is_likely(xp: Any, probs: Any, least: Any) -> Any:
@@ -80,9 +80,9 @@ def _is_likely(xp: Any, probs: Any, least: Any) -> Any:
     return (probs >= least) | (probs == xp.max(probs, axis=-1, keepdims=True))
 
 
-def _moments(xp: Any, weights: Any, scaled: Any, is_cached: Any, cols: Columns) -> tuple[Any, ...]:
+def _moments(xp: Any, weights: Any, scaled: Any, is_kept: Any, cols: Columns) -> tuple[Any, ...]:
     """Return the kept tokens' probabilities, mean scaled logit and sum of weights."""
-    kept = xp.where(is_cached, weights, xp.zeros_like(cols.half))
+    kept = xp.where(is_kept, weights, xp.zeros_like(cols.half))
     total = xp.sum(kept, axis=-1, keepdims=True)
     probs = kept / total
     return probs, xp.sum(probs * scaled, axis=-1, keepdims=True), total
