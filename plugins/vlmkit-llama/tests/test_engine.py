@@ -273,5 +273,6 @@ def test_a_file_that_is_cut_is_refused_before_the_library_is_opened(
     checkpoint = derived(Checkpoint("cut", tmp_path, file=file))
     file.write_bytes(content[:-4096])
     settings = EngineSettings(library="absent")
-    with pytest.raises(CheckpointError, match="ends within its tensor"):
+    with pytest.raises(CheckpointError, match="ends within its tensor") as caught:
         build_engine(BuildContext("", checkpoint, settings))
+    assert caught.value.hint == "load the model that it was made from"

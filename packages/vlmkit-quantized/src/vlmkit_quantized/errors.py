@@ -37,7 +37,12 @@ class FormatError(Exception):
     def of(self, checkpoint: Checkpoint) -> CheckpointError:
         """Return it as an error of a checkpoint."""
         general = f"its config.json and its weights may contradict each other; {UNQUANTIZED}"
-        return CheckpointError(
-            f"model {checkpoint.name!r} cannot be read: {self}",
-            hint=self.hint or general,
-        )
+        return self._of(checkpoint, general)
+
+    def of_file(self, checkpoint: Checkpoint) -> CheckpointError:
+        """Return it as an error of a checkpoint of one file, which has its config, too."""
+        return self._of(checkpoint, UNQUANTIZED)
+
+    def _of(self, checkpoint: Checkpoint, general_hint: str) -> CheckpointError:
+        hint = self.hint or general_hint
+        return CheckpointError(f"model {checkpoint.name!r} cannot be read: {self}", hint=hint)

@@ -14,7 +14,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.derived_files import derived_folder
 from vlmkit_quantized import gguf_projector
-from vlmkit_quantized.errors import UNQUANTIZED, FormatError
+from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_config import config_of
 from vlmkit_quantized.gguf_file import read_header
 from vlmkit_quantized.gguf_metadata import Metadata
@@ -42,9 +42,7 @@ def derived(checkpoint: Checkpoint) -> Checkpoint:
     try:
         contents = _contents(Metadata(file.name, read_header(file)), _tower(checkpoint))
     except FormatError as error:
-        raise CheckpointError(
-            f"model {checkpoint.name!r} cannot be read: {error}", hint=error.hint or UNQUANTIZED
-        ) from error
+        raise error.of_file(checkpoint) from error
     except OSError as error:
         raise CheckpointError(
             f"the file of model {checkpoint.name!r} cannot be read: {error.strerror}",

@@ -122,9 +122,7 @@ def _checked(checkpoint: Checkpoint) -> Any:
         for _ in gguf_weights.weights(checkpoint):
             pass
     except FormatError as error:
-        raise CheckpointError(
-            f"model {checkpoint.name!r} cannot be read: {error}", hint=error.hint
-        ) from error
+        raise error.of_file(checkpoint) from error
     return file
 
 

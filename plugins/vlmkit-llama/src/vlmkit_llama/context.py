@@ -70,11 +70,6 @@ class LoadedModel:
         return int(functions.llama_vocab_n_tokens(functions.llama_model_get_vocab(self.handle)))
 
     @property
-    def trained_tokens(self) -> int:
-        """The longest sequence that the model was made for."""
-        return int(self.library.functions.llama_model_n_ctx_train(self.handle))
-
-    @property
     def has_windows(self) -> bool:
         """Whether layers attend to the last tokens only."""
         return int(self.library.functions.llama_model_n_swa(self.handle)) > 0

@@ -166,7 +166,6 @@ FUNCTIONS: Mapping[str, Signature] = {
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
-    "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
     "llama_model_n_embd_out": (c_int32, (c_void_p,)),
     "llama_model_n_swa": (c_int32, (c_void_p,)),
     "llama_model_desc": (c_int32, (c_void_p, ctypes.c_char_p, c_size_t)),

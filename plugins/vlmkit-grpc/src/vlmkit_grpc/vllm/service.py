@@ -131,11 +131,6 @@ class VllmServices(InferenceServicer, ControlServicer):
         for call in self._open:
             call.abort()
 
-    @property
-    def num_open(self) -> int:
-        """Number of open requests."""
-        return len(self._open)
-
     async def Generate(self, request: GenerateRequest, context: Any) -> GenerateResponse:  # noqa: N802
         """Answer a prompt as a whole."""
         reply = _ABORTED
