@@ -1,14 +1,20 @@
 """The prompt tokens and image features that ways of routing save, in simulated time.
 
     PYTHONPATH=plugins/vlmkit-grpc/tests python benchmarks/routing_policies.py --workers 4
+    ... --trace conversation_trace.jsonl --cache-tokens 2000000 --tokens-per-s 12000
 
-The rows are compared with one worker that has the memory of all. Seeds make each run the same.
+The rows are compared with one worker that has the memory of all. Seeds make each run the same. A
+trace of Mooncake's form (FAST '25) replaces the generated conversations. It has no images;
+`--image-share` adds them to conversations by chance.
 """
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import recorded_conversations
 import routing_simulation as simulation
 import tables
 
@@ -22,6 +28,14 @@ def main() -> None:
     )
     parser.add_argument("--cache-tokens", type=int, default=200_000, help="of each worker")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trace", type=Path, help="replays recorded requests instead")
+    parser.add_argument("--image-share", type=float, default=0.0, help="of a trace's conversations")
+    parser.add_argument(
+        "--tokens-per-s",
+        type=float,
+        default=simulation.PREFILL_TOKENS_PER_S,
+        help="tokens of prompts that a worker computes per second",
+    )
     args = parser.parse_args()
     by_content = partial(simulation.by_content, args.cache_tokens)
     policies = {
@@ -33,12 +47,12 @@ def main() -> None:
         "vlmkit, three gateways": partial(by_content, num_gateways=3),
     }
     rows = []
-    traces = [
-        simulation.conversations(args.conversations, seed, args.rate) for seed in range(args.seeds)
-    ]
+    traces = list(_traces(args))
     for name, make in policies.items():
         found = [
-            simulation.outcome(turns, make, args.workers, args.cache_tokens, args.cache_tokens)
+            simulation.outcome(
+                turns, make, args.workers, args.cache_tokens, args.cache_tokens, args.tokens_per_s
+            )
             for turns in traces
         ]
         saved, load, wait = (
@@ -47,6 +61,17 @@ def main() -> None:
         )
         rows.append([name, f"{saved:.3f}", f"{load:.2f}", f"{wait:.2f}"])
     print(tables.markdown(["routing", "saved", "highest load", "wait (s)"], rows))
+
+
+def _traces(args: argparse.Namespace) -> Iterator[list[simulation.Turn]]:
+    """Yield the conversations of each seed; a trace without images is the same for all."""
+    if args.trace is None:
+        for seed in range(args.seeds):
+            yield simulation.conversations(args.conversations, seed, args.rate)
+        return
+    for seed in range(args.seeds if args.image_share else 1):
+        with args.trace.open() as lines:
+            yield recorded_conversations.recorded(lines, args.image_share, seed)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
@@ -40,6 +41,7 @@ class Turn:
         images: the tokens of each image, by its digest.
         num_tokens: tokens of the prompt.
         completion_tokens: tokens of the answer.
+        block_tokens: tokens of a block.
     """
 
     arrives_s: float
@@ -49,6 +51,7 @@ class Turn:
     images: dict[bytes, int]
     num_tokens: int
     completion_tokens: int
+    block_tokens: int = BLOCK_TOKENS
 
 
 @dataclass
@@ -152,8 +155,11 @@ class SimulatedWorker:
         free_at_s: when all prompts so far are computed.
     """
 
-    def __init__(self, name: str, prefix_tokens: int, feature_tokens: int) -> None:
+    def __init__(
+        self, name: str, prefix_tokens: int, feature_tokens: int, tokens_per_s: float
+    ) -> None:
         self.name = name
+        self._tokens_per_s = tokens_per_s
         self.computed_tokens = self.saved_tokens = self.num_open = 0
         self.waiting_tokens = 0
         self._prefixes, self._features = _Lru(prefix_tokens), _Lru(feature_tokens)
@@ -165,7 +171,7 @@ class SimulatedWorker:
         num_known = next(
             (i for i, key in enumerate(turn.blocks) if key not in self._prefixes), len(turn.blocks)
         )
-        prefix = num_known * BLOCK_TOKENS
+        prefix = num_known * turn.block_tokens
         features = sum(n for image, n in turn.images.items() if image in self._features)
         total = turn.num_tokens + sum(turn.images.values())
         return prefix + features, total - prefix - features
@@ -176,11 +182,11 @@ class SimulatedWorker:
         self.saved_tokens += saved
         self.computed_tokens += computed
         for key in reversed(turn.blocks):
-            self._prefixes.add(key, BLOCK_TOKENS)
+            self._prefixes.add(key, turn.block_tokens)
         for image, num_tokens in turn.images.items():
             self._features.add(image, num_tokens)
         begun_s = max(self.free_at_s, turn.arrives_s)
-        self.free_at_s = begun_s + computed / PREFILL_TOKENS_PER_S
+        self.free_at_s = begun_s + computed / self._tokens_per_s
         self.waiting_tokens += computed
         self.num_open += 1
         heapq.heappush(self._events, (self.free_at_s, computed))
@@ -217,8 +223,12 @@ def consistent_hash() -> Policy:
     def point(text: str) -> int:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
+    @cache
+    def ring_of(num: int) -> list[tuple[int, int]]:
+        return sorted((point(f"{i}:{n}"), i) for i in range(num) for n in range(100))
+
     def policy(turn: Turn, workers: Sequence[SimulatedWorker]) -> int:
-        ring = sorted((point(f"{i}:{n}"), i) for i in range(len(workers)) for n in range(100))
+        ring = ring_of(len(workers))
         key = point(repr(turn.request.messages[:2]))
         return ring[bisect.bisect(ring, (key, 0)) % len(ring)][1]
 
@@ -241,8 +251,11 @@ def cache_aware(*, match: float = 0.5, absolute: int = 32, relative: float = 1.1
             for part in message.parts
             if isinstance(part, TextPart)
         )
-        lengths = range(64, len(texts) + 64, 64)
-        return [hashlib.blake2b(texts[:n].encode(), digest_size=8).digest() for n in lengths]
+        key, found = hashlib.blake2b(digest_size=8), []
+        for start in range(0, len(texts), 64):
+            key.update(texts[start : start + 64].encode())
+            found.append(key.digest())
+        return found
 
     def policy(turn: Turn, workers: Sequence[SimulatedWorker]) -> int:
         places, keys = range(len(workers)), prefixes(turn)
@@ -318,14 +331,17 @@ def outcome(
     num_workers: int,
     prefix_tokens: int,
     feature_tokens: int,
+    tokens_per_s: float = PREFILL_TOKENS_PER_S,
 ) -> Outcome:
     """Route all turns, and compare with an oracle: one worker that has the memory of all."""
     policy = make()
     workers = [
-        SimulatedWorker(f"worker-{i}:50051", prefix_tokens, feature_tokens)
+        SimulatedWorker(f"worker-{i}:50051", prefix_tokens, feature_tokens, tokens_per_s)
         for i in range(num_workers)
     ]
-    oracle = SimulatedWorker("all", prefix_tokens * num_workers, feature_tokens * num_workers)
+    oracle = SimulatedWorker(
+        "all", prefix_tokens * num_workers, feature_tokens * num_workers, tokens_per_s
+    )
     waited_s = 0.0
     for turn in turns:
         for worker in workers:
