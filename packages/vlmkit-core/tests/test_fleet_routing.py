@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit.running.fleet.prompt_keys import PIECE_CHARS, Segment, first_question, segments
+from vlmkit.running.fleet.prompt_keys import (
+    PIECE_CHARS,
+    Segment,
+    affinity_of,
+    first_question,
+    segments,
+)
 from vlmkit.running.fleet.routing import (
     MAX_LOAD,
     MIN_HELD_TOKENS,
@@ -18,6 +24,7 @@ from vlmkit.running.fleet.routing import (
 )
 from vlmkit.types.image import Image
 from vlmkit.types.message import Message
+from vlmkit.types.placed_image import PlacedImage
 from vlmkit.types.request import Request
 
 TOKENS = st.integers(0, 100_000)
@@ -157,6 +164,13 @@ def test_all_turns_of_a_conversation_have_the_same_first_question():
     asked = [conversation(text) for text in ("one", "other")]
     asked = [replace(each, messages=[system, *each.messages]) for each in asked]
     assert len({first_question(segments(each)) for each in asked}) == 2
+
+
+def test_rendered_prompts_meet_conversations_about_the_same_image():
+    placed = Request(token_ids=(1, 2, 3), images=(PlacedImage(picture(), 1),))
+    other = Request(token_ids=(1, 2, 3), images=(PlacedImage(picture("blue"), 1),))
+    asked = affinity_of(segments(conversation("what is it?", image=picture())))
+    assert affinity_of(segments(placed)) == asked != affinity_of(segments(other))
 
 
 def test_a_prompt_without_messages_has_a_first_question_too():

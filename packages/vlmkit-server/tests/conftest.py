@@ -83,9 +83,6 @@ CANNOT_HOLD_FOR_WORKERS = {
         "test_properties_and_slots_show_the_state_without_request_content",
         "test_batch_lines_leave_half_of_the_quota_to_interactive_requests",
     ),
-    "a rendered prompt may go to another worker than its chat": (
-        "test_caches_are_shared_with_chats_of_the_same_salt",
-    ),
     "a lost worker has another error than the engine of a pipeline": (
         "test_an_engine_crash_fails_its_requests_without_the_engines_error_text",
         "test_an_engine_failure_ends_only_its_own_answers",

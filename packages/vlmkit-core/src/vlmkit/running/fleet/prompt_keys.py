@@ -95,7 +95,7 @@ def _contents(request: Request, scope: bytes) -> Iterator[tuple[bytes, Segment]]
         piece = list(token_ids[start : start + PIECE_TOKENS])
         yield _encode(piece), Segment(b"", num_tokens=len(piece))
     for placed in request.images:
-        yield _of_image(placed.image, placed.options, scope)
+        yield _of_image(placed.image, (placed.options, None), scope)
 
 
 def _of_message(message: Message, scope: bytes) -> Iterator[tuple[bytes, Segment]]:
