@@ -230,6 +230,15 @@ def attack(session: nox.Session) -> None:
     session.run("python", "-m", "attack", "--minutes", "2", "--model", "demo", "--fields", texts)
 
 
+@nox.session(default=False)
+def newest_llama(session: nox.Session) -> None:
+    """Try the tests of vlmkit-llama on the newest xllamacpp, whose interface may have changed."""
+    install(session, *ALL, groups=("test", "onnx"))
+    session.install("-q", "--upgrade", "xllamacpp")
+    tests, known = f"{LLAMA.partition('[')[0]}/tests", "not test_the_tested_version"
+    session.run("pytest", tests, "-k", known, *session.posargs)
+
+
 @nox.session
 def contract(session: nox.Session) -> None:
     """Try every broken component on the contract that must detect it; ``tests`` tries a sample."""
@@ -296,12 +305,13 @@ def quantization_tools(session: nox.Session) -> None:
 
 @nox.session
 def triton(session: nox.Session) -> None:
-    """Run the kernels of packed weights in Triton's interpreter, and compile them for GPUs."""
+    """Run the kernels of vlmkit-torch in Triton's interpreter, and compile them for GPUs."""
     install(session, *TESTED, HF, QUANTIZED, TORCH_QUANTIZED, groups=("test",))
     session.install("-q", "triton>=3.4", *TORCH_PIN)
     for interpret in ("1", "0"):
         tests = [
             "plugins/vlmkit-torch/tests/test_triton_linear.py",
+            "plugins/vlmkit-torch/tests/test_triton_attention.py",
             "tests/parity/test_packed_weights.py",
         ]
         session.run(

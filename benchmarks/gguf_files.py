@@ -22,6 +22,7 @@ ARCHS = {  # by type of the language model
     "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL,
 }
 OF_TOWERS = ("vision_model.", "connector.", "visual.")
+SUFFIXES = (".weight", ".bias", ".weight.1")
 NO_MERGE = ["Ġw Ġw"]  # llama.cpp needs one
 
 
@@ -155,7 +156,9 @@ def _add(
     array: Any,
     kind: gguf.GGMLQuantizationType,
 ) -> None:
-    new = names.get_name(name, try_suffixes=(".weight", ".bias", ".weight.1"))
+    # Some releases of gguf list a tower's projector with the name of the whole model.
+    found = (names.get_name(known, SUFFIXES) for known in (name, f"model.{name}"))
+    new = next(filter(None, found), None)
     if new is None:
         raise ValueError(f"no name for {name!r}")
     if array.ndim == 2 and "position_embd" not in new:

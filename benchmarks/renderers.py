@@ -50,9 +50,9 @@ def shown(url: str) -> dict[str, Any]:
 
 
 @contextmanager
-def server(model: str, num_renderers: int) -> Iterator[str]:
+def server(model: str, num_renderers: int, *settings: str) -> Iterator[str]:
     """Run a server; yields its address."""
-    settings = ["server.port=0", f"server.num_renderers={num_renderers}"]
+    settings = ("server.port=0", f"server.num_renderers={num_renderers}", *settings)
     words = [word for setting in settings for word in ("--set", setting)]
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-m", "vlmkit", "serve", model, *words]

@@ -45,6 +45,9 @@ def main() -> None:
         "cache_aware": simulation.cache_aware,
         "vlmkit": by_content,
         "vlmkit, three gateways": partial(by_content, num_gateways=3),
+        "vlmkit, three that share nothing": partial(
+            by_content, num_gateways=3, are_estimates_shared=False
+        ),
     }
     rows = []
     traces = list(_traces(args))

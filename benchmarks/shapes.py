@@ -51,6 +51,17 @@ SHAPES = {
         "head_dim": 128,
         "vocab_size": 128256,
     },
+    "8b": {  # Llama-3.1-8B
+        "model_type": "llama",
+        "max_position_embeddings": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+    },
     "small": {
         "model_type": "qwen2",
         "hidden_size": 512,
@@ -75,8 +86,7 @@ def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
     torch.manual_seed(0)
     sizes = SHAPES[shape]
     config = AutoConfig.for_model(
-        **sizes,
-        max_position_embeddings=4096,
+        **{"max_position_embeddings": 4096, **sizes},
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=1,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mutants.__main__ import justified
 from mutants.operators import mutants_of
+from mutants.subjects import SUBJECTS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = '''
@@ -18,6 +20,20 @@ def clipped(values: list[int | None], most: int = 3) -> list[int]:
     self.kept = kept[most:]
     return replaced(kept, most)
 '''
+
+
+def test_the_key_of_a_mutant_depends_on_its_statement_alone():
+    moved = SOURCE.replace("    kept = list(values)", "    first = 7\n    kept = list(values)")
+    keys = {mutant.key for mutant in mutants_of(SOURCE)}
+    assert len(keys) == len(list(mutants_of(SOURCE)))
+    assert keys < {mutant.key for mutant in mutants_of(moved)}
+
+
+@pytest.mark.slow
+def test_every_explained_mutant_exists():
+    files = {file for subject in SUBJECTS for file in subject.files()}
+    keys = {mutant.key for file in files for mutant in mutants_of(file.read_text())}
+    assert justified() <= keys
 
 
 def changes():
@@ -61,7 +77,7 @@ def test_a_trial_runs_tests_on_the_mutant_and_changes_no_file(tmp_path, is_mutat
     own = module.read_text()
     source = tmp_path / "mutant"
     source.write_text(next(mutants_of(own)).source if is_mutated else own)
-    command = [sys.executable, "-m", "mutants.trial", str(module), str(source), "."]
+    command = [sys.executable, "-m", "mutants.trial", str(module), str(source), "60", "."]
     environment = {"PYTHONPATH": f"{ROOT / 'tests'}:{tmp_path}", "PATH": ""}
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu:\n    slow:\n")
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)

@@ -19,7 +19,12 @@ from vlmkit.config.worker_plan import ModelFiles
 from vlmkit.errors import ImageError, RequestError, VlmkitError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.running.prompting.prompt_builder import BuiltPrompt, LocalPromptBuilder
+from vlmkit.running.prompting.prepared_images import PreparedImages
+from vlmkit.running.prompting.prompt_builder import (
+    BuiltPrompt,
+    LocalPromptBuilder,
+    ReusingPromptBuilder,
+)
 from vlmkit.running.prompting.renderers import messages
 from vlmkit.running.prompting.renderers.pool import RendererPool, RendererPromptBuilder
 from vlmkit.running.scheduling.decode_memory import DecodeMemoryLimiter
@@ -144,7 +149,11 @@ def check(made: TextSide) -> None:
             kinds.add(type(theirs))
             if isinstance(mine, BuiltPrompt):
                 place = ROOM.lease("", 0)
-                assert here.tokens(request, place) == rendered.tokens(request, place)
+                mine, theirs = (
+                    ReusingPromptBuilder(builder, PreparedImages(0)).tokens(request, place)
+                    for builder in (here, rendered)
+                )
+                assert mine == theirs
         assert BuiltPrompt in kinds
         assert kinds & {ImageError, RequestError}
         assert not pool.num_lost

@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,28 @@ Saved = Callable[[str], Path]
 Make = Callable[..., Quantized]
 Row = tuple[bytes, bytes, bytes]
 UP = "model.layers.0.mlp.up_proj"
+ALWAYS = {
+    "gptq",
+    "gptq, 4 and 8 bits",
+    "awq, rows",
+    "awq, images",
+    "compressed, packed",
+    "compressed, a plain layer between others",
+    "Q4_0",
+    "Q4_0, tied",
+    "Q8_0",
+    "Q8_0, experts",
+    "Q8_0, tied",
+    "bfloat16",
+}
+"""Forms that run always, each method among them; the others are slow tests."""
+
+
+def sample_of(names: Iterable[str]) -> list[Any]:
+    """Return parameters of which some are slow."""
+    return [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
 METHODS: dict[str, tuple[Make, str]] = {
     "gptq": (gptq.make, "gptq-int4"),
     "gptq, groups of 32": (partial(gptq.make, group_size=32, version=2), "gptq-int4"),
@@ -135,7 +157,7 @@ def rows_of_checkpoint(folder: Path) -> Counter[Row]:
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sample_of(METHODS))
 def test_the_integers_of_the_graph_are_those_of_the_checkpoint(
     method: str, saved: Saved, tmp_path: Path
 ) -> None:
@@ -147,7 +169,7 @@ def test_the_integers_of_the_graph_are_those_of_the_checkpoint(
     assert manifest.read(folder).precision == precision
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", sample_of(["float16", "bfloat16"]))
 def test_integers_are_found_where_values_are_rounded_to_the_models_type(
     dtype: str, saved: Saved, tmp_path: Path
 ) -> None:
@@ -217,7 +239,7 @@ def without_rounded_activations(folder: Path) -> None:
     onnx.save(model, folder / "decoder.onnx")
 
 
-@pytest.mark.parametrize("case", ANSWERED)
+@pytest.mark.parametrize("case", sample_of(ANSWERED))
 def test_answers_are_those_of_the_values_but_for_rounded_activations(
     case: str, saved: Saved, tmp_path: Path
 ) -> None:
@@ -368,7 +390,7 @@ PLANNED: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("method", PLANNED)
+@pytest.mark.parametrize("method", sample_of(PLANNED))
 def test_the_memory_of_integers_is_planned_near_to_the_graph_before_the_export(
     method: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

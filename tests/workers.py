@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 READY = re.compile(r"ready: (?:the encoder of )?(\S+) at (?:grpc://)?(\S+)")
 DIGEST = re.compile(r"(?:model digest|identity) (.+)")
@@ -27,10 +28,14 @@ class WorkerProcess:
         model: str = "mock",
         listen: str = "127.0.0.1:0",
         kind: str = "worker",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         command = [sys.executable, "-m", "vlmkit", kind, model, "--listen", listen]
         self._process = subprocess.Popen(
-            [*command, *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
+            [*command, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(variables or {})},
         )
         self.lines: list[str] = []
         self.address = self._line(READY)[2]
@@ -80,7 +85,7 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker(*arguments: str, **options: str) -> Iterator[WorkerProcess]:
+def worker(*arguments: str, **options: Any) -> Iterator[WorkerProcess]:
     process = WorkerProcess(*arguments, **options)
     try:
         yield process
@@ -88,6 +93,6 @@ def worker(*arguments: str, **options: str) -> Iterator[WorkerProcess]:
         process.close()
 
 
-def encoder(*arguments: str, **options: str):
+def encoder(*arguments: str, **options: Any):
     """Run an encoder."""
     return worker(*arguments, kind="encoder", **options)

@@ -6,8 +6,11 @@ decorators, and the texts of errors and log lines stay as they are, since no pro
 """
 
 import ast
+import copy
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -49,19 +52,27 @@ class Mutant(NamedTuple):
         function: the qualified name of the function or class with the change; empty at the top.
         before: the changed statement or expression.
         after: what is in its place.
-        source: the source of the whole copy.
+        statement: the first line of the innermost statement with the change, and which of equal
+            changes in such statements of the function it is.
+        write: returns the source of the whole copy, which takes long for a large module.
     """
 
     line: int
     function: str
     before: str
     after: str
-    source: str
+    statement: tuple[str, int]
+    write: Callable[[], str]
+
+    @property
+    def source(self) -> str:
+        """The source of the whole copy."""
+        return self.write()
 
     @property
     def key(self) -> str:
-        """Names the mutant as long as its function does not change; 12 characters."""
-        named = f"{self.function}\0{self.before}\0{self.after}"
+        """Names the mutant as long as its statement does not change; 12 characters."""
+        named = f"{self.function}\0{self.before}\0{self.after}\0{self.statement}"
         return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
@@ -74,6 +85,7 @@ class _Place(NamedTuple):
     field: str
     index: int | None
     function: str
+    statement: str
 
     def put(self, node: ast.AST) -> None:
         if self.index is None:
@@ -84,19 +96,33 @@ class _Place(NamedTuple):
 
 def mutants_of(source: str) -> Iterator[Mutant]:
     """Yield all mutants of a module's source."""
+    equals: Counter[tuple[str, ...]] = Counter()
     for number, place in enumerate(_places(ast.parse(source))):
         before = ast.unparse(place.node)
         for change in _changes(place.node):
-            tree = ast.parse(source)
-            changed = next(each for n, each in enumerate(_places(tree)) if n == number)
-            after = change(changed.node)
-            changed.put(ast.copy_location(after, changed.node))
             line = getattr(place.node, "lineno", 0)
-            text = ast.unparse(ast.fix_missing_locations(tree))
-            yield Mutant(line, place.function, before, ast.unparse(after), text)
+            after = ast.unparse(_located(change(copy.deepcopy(place.node)), place.node))
+            change_of = (place.function, place.statement, before, after)
+            statement = place.statement, equals[change_of]
+            equals[change_of] += 1
+            write = partial(_written, source, number, change)
+            yield Mutant(line, place.function, before, after, statement, write)
 
 
-def _places(tree: ast.AST, function: str = "") -> Iterator[_Place]:
+def _written(source: str, number: int, change: Change) -> str:
+    """Return a module's source with a change of the place of this number."""
+    tree = ast.parse(source)
+    place = next(each for n, each in enumerate(_places(tree)) if n == number)
+    place.put(_located(change(place.node), place.node))
+    return ast.unparse(tree)
+
+
+def _located(node: ast.AST, old: ast.AST) -> ast.AST:
+    """Return a new node with the line of the one in whose place it is."""
+    return ast.fix_missing_locations(ast.copy_location(node, old))
+
+
+def _places(tree: ast.AST, function: str = "", statement: str = "") -> Iterator[_Place]:
     """Yield the nodes that may change, each with its place, parents first."""
     for field, value in ast.iter_fields(tree):
         if field in OF_DECLARATIONS and not isinstance(tree, ast.Call):
@@ -108,8 +134,10 @@ def _places(tree: ast.AST, function: str = "") -> Iterator[_Place]:
             name = function
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{function}.{node.name}".lstrip(".")
-            yield _Place(node, tree, field, index if isinstance(value, list) else None, name)
-            yield from _places(node, name)
+            own = ast.unparse(node).partition("\n")[0] if isinstance(node, ast.stmt) else statement
+            at = index if isinstance(value, list) else None
+            yield _Place(node, tree, field, at, name, own)
+            yield from _places(node, name, own)
 
 
 def _is_text(node: ast.AST) -> bool:

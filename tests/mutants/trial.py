@@ -1,10 +1,11 @@
 """Runs tests on a mutant, in a process of its own.
 
-    python -m mutants.trial PATH SOURCE TEST ...
+    python -m mutants.trial PATH SOURCE SECONDS TEST ...
 
-The module at ``PATH`` is executed from the file ``SOURCE``; no file of the project changes. With
-``--reached FILE`` in place of ``SOURCE``, no module changes, and ``FILE`` receives the lines that
-the tests reach. Processes that the tests start see no mutant.
+The module at ``PATH`` is executed from the file ``SOURCE``; no file of the project changes. The
+process is killed after so many seconds of CPU time. With ``--reached FILE`` in place of ``SOURCE``
+and ``SECONDS``, no module changes, and ``FILE`` receives the lines that the tests reach. Processes
+that the tests start see no mutant.
 """
 
 import contextlib
@@ -47,20 +48,20 @@ def record(paths: set[str], reached: dict[str, set[int]]) -> None:
 
 def main() -> int:
     """Run the tests, and return pytest's exit status."""
-    path, source, *tests = sys.argv[1:]
+    path, source, target, *tests = sys.argv[1:]
     reached: dict[str, set[int]] = {}
     if source == "--reached":
-        target, *tests = tests
         record(set(path.split(":")), reached)
     else:
         with contextlib.suppress(ValueError):  # more than the system's own limit
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(target), int(target)))
         replace(path, Path(source).read_text())
 
     import pytest
 
     quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-m"]
-    status = pytest.main([*quiet, "not gpu and not slow", *tests])
+    status = pytest.main([*quiet, "not gpu", *tests])
     if source == "--reached":
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]

@@ -18,12 +18,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pretend import cuda_graphs
+from pretend.cuda_graphs import READS, Recorder
+
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
 GIB = 2**30
 Tensor = torch.Tensor
-READS = frozenset({"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"})
-"""Operators whose result, or its size, the host waits for."""
 MAKERS = frozenset({torch.tensor, torch.asarray, torch.as_tensor, torch.scalar_tensor})
 MOVERS = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.copy_, *MAKERS})
 NO_KERNELS = frozenset({"_local_scalar_dense", "_unsafe_view", "detach", "empty"})
@@ -64,6 +65,7 @@ class Device:
         num_reads: times that the host waited.
         is_broken: whether it fails at everything, as after an assertion in a kernel.
         is_busy: a call that concerns the device runs.
+        recorder: notes the operators of a step that is captured; None outside a capture.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -71,6 +73,7 @@ class Device:
     num_reads: int = 0
     is_broken: bool = False
     is_busy: bool = False
+    recorder: Recorder | None = None
 
     def reset(self) -> None:
         """Count from nothing."""
@@ -106,7 +109,18 @@ class Device:
         return tree_map_only(Tensor, _on_cuda, made)
 
     def _note_move(self, func: Any, args: Any, ours: list[Any], target: Any) -> bool:
-        """Count transfers between devices; return whether the result is on the device."""
+        """Count transfers between devices; return whether the result is on the device.
+
+        Raises:
+            RuntimeError: a step that is captured has one.
+        """
+        before = (self.num_copies, self.num_reads)
+        stays = self._counted_move(func, args, ours, target)
+        if self.recorder is not None and (self.num_copies, self.num_reads) != before:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+        return stays
+
+    def _counted_move(self, func: Any, args: Any, ours: list[Any], target: Any) -> bool:
         if func is Tensor.copy_:
             self.num_copies += isinstance(args[0], OnCuda) and not isinstance(args[1], OnCuda)
             self.num_reads += not isinstance(args[0], OnCuda)
@@ -124,6 +138,8 @@ class Device:
         on_host = [t for t in tensors if not isinstance(t, OnCuda) and t.ndim]
         if func in INDEXERS and isinstance(args[0], OnCuda):
             self.num_copies += len(on_host)
+            if on_host and self.recorder is not None:
+                raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         elif on_host:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
@@ -157,6 +173,8 @@ class _Kernels(TorchDispatchMode):
             is_view = any(not alias.is_write for alias in aliases)
             if not is_view and name not in NO_KERNELS:
                 self.device.kernels[name] += 1
+            if self.device.recorder is not None:
+                return self.device.recorder.run(func, args, kwargs or {}, is_view=is_view)
         return func(*args, **(kwargs or {}))
 
 
@@ -169,6 +187,7 @@ def cuda_is_there(*, gib: float = 8) -> Iterator[None]:
         "current_device": lambda: 0,
         "mem_get_info": lambda *_: (int(gib * GIB), int(gib * GIB)),
         "get_device_capability": lambda *_: (9, 0),
+        "empty_cache": lambda: None,
     }
     with ExitStack() as stack:
         for name, fact in facts.items():
@@ -185,6 +204,8 @@ def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
         for name in ("_add_batch_dim", "_remove_batch_dim"):  # of vmap, which are no calls of torch
             stays = _staying(getattr(vmap, name))
             stack.enter_context(mock.patch.object(vmap, name, stays))
+        for name, made in cuda_graphs.functions(device).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, made))
         stack.enter_context(_Kernels(device))
         stack.enter_context(_Calls(device))
         yield device

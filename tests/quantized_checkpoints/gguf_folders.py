@@ -237,3 +237,18 @@ def mutated_headers(file: Path, num: int) -> Iterator[int]:
         file.unlink()
         file.write_bytes(changed)
         yield number
+
+
+def in_pieces(file: Path, folder: Path, num: int) -> list[Path]:
+    """Write a file in several pieces, as llama.cpp's program for that does; return them."""
+    reader = gguf.GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    each = -(-len(reader.tensors) // num)
+    writer = gguf.GGUFWriter(folder / file.name, architecture, split_max_tensors=each)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        writer.add_key_value(name, field.contents(), field.types[0], *field.types[-1:])
+    arrays = {each.name: (np.array(each.data), each.tensor_type) for each in reader.tensors}
+    finish(writer, arrays)
+    return sorted(folder.glob(f"{file.stem}-*-of-*.gguf"))

@@ -24,6 +24,7 @@ from quantized_checkpoints.folders import Quantized
 from quantized_checkpoints.gguf_folders import FILE, Arrays, finish
 
 PROJECTOR = "mmproj-tiny-F16.gguf"
+PLACES = "v.position_embd.weight"
 ARCH = gguf.MODEL_ARCH
 MANY_BLOCKS = 64  # the package numbers the layers of projectors as it does blocks
 Fields = dict[str, Any]
@@ -262,7 +263,10 @@ PAIRS: dict[str, Pair] = {
 
 
 def save(source: Path, folder: Path, pair: Pair, values: Fields | None = None) -> None:
-    """Write a checkpoint whose norms and biases are random, too, which would hide mistakes."""
+    """Write a checkpoint whose norms and biases are random, too, which would hide mistakes.
+
+    Weights that get another size by the values are random.
+    """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     stated = json.loads((folder / "config.json").read_text())
     for name, value in (pair.values | (values or {})).items():
@@ -270,11 +274,15 @@ def save(source: Path, folder: Path, pair: Pair, values: Fields | None = None) -
     (folder / "config.json").write_text(json.dumps(stated))
     kept = (folder / "generation_config.json").read_text()
     torch.manual_seed(0)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, ignore_mismatched_sizes=True
+    )
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
             is_one = "norm" in name and name.endswith("weight") and pair.text != "gemma3_text"
             torch.nn.init.normal_(weight, float(is_one or "lambda" in name), 0.1)
+        elif not weight.any():  # as transformers makes a projection of another size
+            torch.nn.init.normal_(weight, std=0.1)
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_text(kept)
 
@@ -320,7 +328,8 @@ def make(
             continue
         values[name] = torch.zeros_like(weight, dtype=torch.float32)
         for part, array in _parts(pair, name, weight, config, names):
-            type_ = _type(array, next(kinds))
+            is_added = part == PLACES and pair.split is not _split_llava
+            type_ = _type(array, "F32" if is_added else next(kinds))
             packed = gguf.quants.quantize(np.ascontiguousarray(array), type_)
             stored[part] = (packed, type_)
         values[name] = _read_back(pair, name, weight, config, names, stored)

@@ -76,6 +76,14 @@ _CALLS = (
     "{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
 )
 
+SMOLVLM_TOOLS = (
+    PARTS + "<|im_start|>{% if tools %}Tools: {{ tools | tojson }}<end_of_utterance>\n{% endif %}"
+    "{% for message in messages %}{{ message['role'] | capitalize }}: "
+    "{{ say(message, '<image>') }}" + _CALLS + "<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""No model of this family has it."""
+
 QWEN3_VL = (
     PARTS + _TOOLS + "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|im_start|>user\n"

@@ -333,9 +333,11 @@ def test_an_image_that_the_encoder_refuses_is_named_by_its_index():
 
 def test_a_preempted_sequence_waits_for_its_image_again():
     encoder = GatedEncoder()
-    engine = {"capacity_tokens": 160, "max_sequence_tokens": 160, "block_tokens": 4}
+    engine = {"capacity_tokens": 168, "max_sequence_tokens": 168, "block_tokens": 4}
     with running(encoder, settings={"feature_cache_bytes": 0}, **engine) as model:
-        long = model.submit(model.request(script(text="x", tokens=100), max_tokens=100))
+        long = model.submit(
+            model.request(script(text="x", tokens=100, latency_s=0.01), max_tokens=100)
+        )
         image_stream = ask_about(model, picture(), text="c" * 30)
         wait_until(lambda: model.stats().counters["num_preemptions"] > 0)
         encoder.gate.set()

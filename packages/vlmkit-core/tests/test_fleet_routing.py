@@ -16,6 +16,7 @@ from vlmkit.running.fleet.prompt_keys import (
     segments,
 )
 from vlmkit.running.fleet.routing import (
+    COMPUTED_WEIGHT,
     MAX_LOAD,
     MIN_HELD_TOKENS,
     SPARE_REQUESTS,
@@ -49,16 +50,19 @@ def test_the_chosen_worker_has_few_more_open_requests_than_the_mean(candidates, 
     assert chosen.num_open + 1 <= MAX_LOAD * mean + SPARE_REQUESTS
 
 
-@given(CANDIDATES, AFFINITY, st.integers(1, 100_000))
-def test_no_worker_that_saves_as_much_has_a_shorter_queue(candidates, affinity, num):
-    """The favourite may: it is the same at gateways that know nothing of the worker's cache."""
+@given(CANDIDATES, AFFINITY, st.integers(1, 100_000), st.booleans())
+def test_no_worker_that_saves_as_much_has_a_shorter_queue(candidates, affinity, num, shared):
+    """The favourite may: by far at gateways that do not learn from each other, else by little."""
     candidates = [replace(each, num_open=0, is_full=False) for each in candidates]
-    choice = choose(candidates, affinity, num)
+    choice = choose(candidates, affinity, num, are_estimates_shared=shared)
     chosen = candidates[choice.place]
     favourite = choose([Candidate(each.name) for each in candidates], affinity, num).place
     for place, other in enumerate(candidates):
         if min(other.held_tokens, num) >= min(chosen.held_tokens, num) >= MIN_HELD_TOKENS:
-            assert other.queue_tokens >= chosen.queue_tokens or choice.place == favourite != place
+            is_favourite = choice.place == favourite != place
+            little = COMPUTED_WEIGHT * MIN_HELD_TOKENS * is_favourite
+            is_excepted = is_favourite and not shared
+            assert other.queue_tokens + little >= chosen.queue_tokens or is_excepted
 
 
 @given(CANDIDATES, AFFINITY, st.integers(1, 100_000), st.randoms(use_true_random=False))
@@ -99,7 +103,7 @@ def test_the_choice_names_its_reason():
     assert choose([idle], b"", 10).reason == "affinity"
     assert choose([replace(idle, held_tokens=100), idle], b"", 200).reason == "cached prompt"
     keys = [str(n).encode() for n in range(8)]
-    queue = [Candidate("a", queue_tokens=2 * 8 * 10), Candidate("b")]
+    queue = [Candidate("a", queue_tokens=COMPUTED_WEIGHT * 10 + 1), Candidate("b")]
     assert {choose(queue, key, 10).reason for key in keys} == {"affinity", "short queue"}
     many = [Candidate("a", num_open=20), Candidate("b")]
     assert {choose(many, key, 10).reason for key in keys} == {"affinity", "bounded load"}
@@ -107,15 +111,31 @@ def test_the_choice_names_its_reason():
 
 def test_a_conversation_leaves_its_worker_for_a_much_shorter_queue_only():
     holds, idle = Candidate("a", held_tokens=1000), Candidate("b")
+    for key in (str(n).encode() for n in range(16)):
+        assert choose([replace(holds, queue_tokens=14_900), idle], key, 1000).place == 0
+        assert choose([replace(holds, queue_tokens=17_100), idle], key, 1000).place == 1
+
+
+def test_a_short_conversation_returns_to_its_favourite_although_little_is_held():
+    """As one about a small image does: its features cost more than its tokens tell."""
+    busy, idle = Candidate("a", queue_tokens=COMPUTED_WEIGHT * 20), Candidate("b")
+    for key in (str(n).encode() for n in range(16)):
+        favourite = choose([replace(busy, queue_tokens=0), idle], key, 40).place
+        assert choose([busy, idle], key, 40).place == favourite
+
+
+def test_gateways_that_share_nothing_agree_on_the_favourite_of_a_conversation():
+    """One knows that the other worker holds the prompt, and one does not."""
+    holds, idle = Candidate("a", held_tokens=900), Candidate("b")
+    knows, knows_nothing = [holds, idle], [replace(holds, held_tokens=0), idle]
     keys = [str(n).encode() for n in range(16)]
-    waits = [replace(holds, queue_tokens=7900), idle]
-    favours_it = [
-        key for key in keys if choose([replace(holds, held_tokens=0), idle], key, 1).place == 0
+    alone = [
+        [choose(known, key, 1000, are_estimates_shared=False).place for key in keys]
+        for known in (knows, knows_nothing)
     ]
-    assert 0 < len(favours_it) < len(keys)
-    for key in keys:
-        assert choose(waits, key, 1000).place == 0 or key not in favours_it
-        assert choose([replace(holds, queue_tokens=16_100), idle], key, 1000).place == 1
+    assert alone[0] == alone[1]
+    assert set(alone[0]) == {0, 1}
+    assert {choose(knows, key, 1000).place for key in keys} == {0}
 
 
 def test_a_beginning_that_all_conversations_share_does_not_bind_them_to_one_worker():
@@ -240,8 +260,6 @@ def test_an_estimate_holds_at_most_the_prompt_and_its_cache(prompts, capacity):
         assert estimate._num_tokens == sum(estimate._prefixes.values()) <= max(capacity, 0)
         if sum(sizes) <= capacity:
             assert estimate.held_tokens(parts, sizes) == sum(sizes)
-    estimate.clear()
-    assert not estimate.held_tokens(chain([0, 1]), [1, 1])
 
 
 def test_the_end_of_an_old_prompt_leaves_first():

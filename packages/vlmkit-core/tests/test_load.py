@@ -387,6 +387,11 @@ def vlmkit_register_media_encoders(registry):
     add(registry, "graph", priority=-5, cannot_serve=no_graphs)
 
 @hookimpl
+def vlmkit_register_tokenizers(registry):
+    add(registry, "plain", priority=30)
+    add(registry, "graph", priority=-5, cannot_serve=no_graphs)
+
+@hookimpl
 def vlmkit_register_engines(registry):
     add(registry, "plain")
     add(registry, "graph", priority=lambda c: 20 if c.has("*.onnx") else -20)
@@ -420,13 +425,16 @@ def vlmkit_register_media_encoders(registry):
         (True, {"media_encoder": "plain"}, "graph", "plain"),
     ],
 )
-def test_an_encoder_set_to_auto_follows_the_engine(
+@pytest.mark.parametrize("section", ["media_encoder", "tokenizer"])
+def test_an_encoder_and_a_tokenizer_set_to_auto_follow_the_engine(
+    section: str,
     has_graphs: bool,
     sets: dict[str, str],
     engine: str,
     encoder: str,
     tmp_path: Path,
 ) -> None:
+    sets = {section if name == "media_encoder" else name: use for name, use in sets.items()}
     (folder := tmp_path / "m").mkdir()
     model_folder(folder, config={"vision_config": {}})
     if has_graphs:
@@ -434,16 +442,16 @@ def test_an_encoder_set_to_auto_follows_the_engine(
     texts = {"twins": HEAD + TWINS, "stranger": HEAD + STRANGER}
     files = [plugin_file(tmp_path, text).rename(tmp_path / f"{n}.py") for n, text in texts.items()]
     plugins = loader.load(entry_points=[], files=files)
-    config = Config(**{section: Component(use=use) for section, use in sets.items()})
+    config = Config(**{name: Component(use=use) for name, use in sets.items()})
     checkpoint = resolve(str(folder), plugins)
-    sections = ("engine", "media_encoder")
-    names = [chosen(section, config, plugins, checkpoint).name for section in sections]
+    sections = ("engine", section)
+    names = [chosen(each, config, plugins, checkpoint).name for each in sections]
     assert names == [engine, encoder]
     rows = [v for v in verdicts(checkpoint, config, plugins) if v["component"] in sections]
     taken = {v["component"]: v["provider"] for v in rows if v["is_chosen"]}
-    assert taken == {"engine": engine, "media_encoder": encoder}
+    assert taken == {"engine": engine, section: encoder}
     if encoder == "graph":
-        rest = {v["provider"]: v["reason"] for v in rows if v["component"] == "media_encoder"}
+        rest = {v["provider"]: v["reason"] for v in rows if v["component"] == section}
         assert rest["plain"] == "able, but the engine's own is taken"
 
 
@@ -464,6 +472,20 @@ def test_a_missing_provider_is_reported_with_the_plugins_that_failed_to_load(
     config = Config(tokenizer=Component(use="fast"))
     with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*libfast\.so is missing"):
         assemble(entry, config, plugins)
+
+
+def test_a_named_provider_that_cannot_serve_is_reported_without_broken_plugins(
+    tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
+) -> None:
+    broken = plugin_file(tmp_path, "raise ImportError('libfast.so is missing')")
+    plugins = loader.load(files=[broken], entry_points=[mock_entry])
+    entry = ModelEntry(model=str(model_folder(tmp_path)))
+    config = Config(tokenizer=Component(use="mock"))
+    with pytest.raises(
+        PluginUnavailable, match=r"tokenizer 'mock' from .* cannot be used"
+    ) as caught:
+        assemble(entry, config, plugins)
+    assert "libfast" not in str(caught.value)
 
 
 def test_a_broken_plugin_file_of_the_config_is_an_error(tmp_path: Path) -> None:

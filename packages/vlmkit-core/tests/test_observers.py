@@ -147,9 +147,9 @@ def test_only_events_that_an_observer_handles_are_queued(monkeypatch):
     queued = []
     note = running_observers._ObserverThread.enqueue
 
-    def recording(self, event, facts):
+    def recording(self, event, *given):
         queued.append(event)
-        note(self, event, facts)
+        note(self, event, *given)
 
     monkeypatch.setattr(running_observers._ObserverThread, "enqueue", recording)
     with serving({"counters": Counters()}) as model:

@@ -1,6 +1,7 @@
 """Requests that crash their process are refused after few crashes, and no others are."""
 
 import random
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -43,6 +44,17 @@ def test_a_second_crash_with_a_request_refuses_it_and_its_retries_of_any_id() ->
     with pytest.raises(RequestQuarantined):
         quarantine.enter(text("bad", id="c", trace="00-1", priority=3))
     assert quarantine.enter(text("new")) == b""
+
+
+def test_a_system_clock_that_is_set_forward_ends_no_quarantine(monkeypatch) -> None:
+    quarantine = Quarantine()
+    crash(quarantine, text("bad"))
+    crash(quarantine, text("bad"))
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 2 * QUARANTINE_S)
+
+    with pytest.raises(RequestQuarantined):
+        quarantine.enter(text("bad"))
 
 
 @pytest.mark.parametrize(

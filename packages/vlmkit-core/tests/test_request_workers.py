@@ -11,6 +11,7 @@ import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.image_files.decode_cost import DecodeCost
+from vlmkit.running.prompting.prepared_images import PreparedImages
 from vlmkit.running.prompting.request_workers import RequestWorkers
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.image import Image
@@ -36,7 +37,7 @@ def test_requests_that_need_memory_once_opened_do_not_block_requests_with_a_leas
     bounds = PipelineSettings(
         max_decoding_bytes=MOST, num_workers=num_workers, prepare_timeout_s=20.0
     )
-    preparation = RequestWorkers(bounds, 0)
+    preparation = RequestWorkers(bounds, 0, PreparedImages(0))
 
     def work(request, lease):
         time.sleep(0.005)  # a file is opened
@@ -54,7 +55,7 @@ def test_requests_that_need_memory_once_opened_do_not_block_requests_with_a_leas
 
 
 def test_an_error_of_the_function_ends_the_wait_for_a_future_that_nothing_resolves():
-    preparation = RequestWorkers(PipelineSettings(), 0)
+    preparation = RequestWorkers(PipelineSettings(), 0, PreparedImages(0))
 
     def work(request, lease):
         raise RequestError("too long")
@@ -69,7 +70,10 @@ def test_an_error_of_the_function_ends_the_wait_for_a_future_that_nothing_resolv
 
 
 def test_a_result_is_discarded_if_its_caller_is_cancelled_while_it_waits_for_the_future():
-    preparation, discarded = RequestWorkers(PipelineSettings(), 0), queue.SimpleQueue()
+    preparation, discarded = (
+        RequestWorkers(PipelineSettings(), 0, PreparedImages(0)),
+        queue.SimpleQueue(),
+    )
 
     async def caller(has_ended, never):
         def work(request, lease):

@@ -16,7 +16,15 @@ from vlmkit.config.pipeline_plan import PipelinePlan, pipeline_plan
 from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.derived_files import derived_folder
-from vlmkit.kit.single_file import select_file, select_projector, split_tag, suffix_of, tag_of
+from vlmkit.kit.single_file import (
+    is_further_piece,
+    pieces_of,
+    select_file,
+    select_projector,
+    split_tag,
+    suffix_of,
+    tag_of,
+)
 from vlmkit.plugins import loader
 
 READER = """
@@ -265,6 +273,7 @@ NAMES = [
     *("README.md", "old/tiny-Q5_0.gguf", "new-Q8_K.gguf", "newer-Q8_K.gguf"),
     "big-Q6_K-00001-of-00002.gguf",
     "big-Q6_K-00002-of-00002.gguf",
+    *("cut-Q2_K-00001-of-00003.gguf", "cut-Q2_K-00003-of-00003.gguf"),
 ]
 
 
@@ -277,6 +286,8 @@ NAMES = [
         ("F16", "tiny.F16.gguf"),
         ("tiny.F16.gguf", "tiny.F16.gguf"),
         ("tiny-Q8_0", "tiny-Q8_0.gguf"),
+        ("Q6_K", "big-Q6_K-00001-of-00002.gguf"),
+        ("big-Q6_K-00002-of-00002.gguf", "big-Q6_K-00001-of-00002.gguf"),
     ],
 )
 def test_a_tag_selects_one_file(tag: str, file: str) -> None:
@@ -288,7 +299,7 @@ def test_a_tag_selects_one_file(tag: str, file: str) -> None:
     [
         ("Q5_0", "fits no file", "it has big-Q6_K-00001"),
         ("Q8_K", "fits 2 files", "it has new-Q8_K.gguf, newer-Q8_K.gguf"),
-        ("Q6_K", "is in several pieces", "join them"),
+        ("Q2_K", "is in 3 pieces, and the repository lacks 'cut-Q2_K-00002", "name another file"),
     ],
 )
 def test_a_tag_that_selects_not_one_file_is_refused(tag: str, problem: str, hint: str) -> None:
@@ -296,6 +307,27 @@ def test_a_tag_that_selects_not_one_file_is_refused(tag: str, problem: str, hint
         select_file(f"owner/name:{tag}", NAMES, [".gguf"])
     assert problem in str(caught.value)
     assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("a-00002-of-00002.GGUF", ["a-00001-of-00002.GGUF", "a-00002-of-00002.GGUF"]),
+        ("a-00001-of-00001.gguf", ["a-00001-of-00001.gguf"]),
+        *(
+            (whole, [whole])
+            for whole in ("a.gguf", "a-00001-of-00000.gguf", "a-00001-of-99999.gguf")
+        ),
+        ("a-00001-of-00002.one", ["a-00001-of-00002.one"]),
+    ],
+)
+def test_the_pieces_of_a_file_follow_from_its_name(name: str, pieces: list[str]) -> None:
+    assert pieces_of(name) == pieces
+    assert is_further_piece(name) is (name != pieces[0])
+
+
+def test_the_tag_of_a_piece_is_that_of_its_file() -> None:
+    assert tag_of("big-Q6_K-00001-of-00002.gguf", [".gguf"]) == "Q6_K"
 
 
 @pytest.mark.parametrize(

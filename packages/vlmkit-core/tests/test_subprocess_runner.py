@@ -28,6 +28,7 @@ from vlmkit.errors import (
     RequestError,
     RequestQuarantined,
     VlmkitError,
+    WorkerLost,
 )
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Runner
@@ -468,7 +469,7 @@ def test_observers_of_this_process_see_requests_and_steps():
         kill(runner)
         with pytest.raises(EngineError):
             running.result()
-        wait_until(lambda: ("failed", EngineError) in seen.events)
+        wait_until(lambda: ("failed", WorkerLost) in seen.events)
     assert seen.events[-1] == ("closed", None)
 
 

@@ -3,6 +3,7 @@
 import os
 import struct
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,7 @@ HOSTILE = {
         field("a", ARRAY, struct.pack("<IQ", 8, 2**21 + 1)), fields=1
     ),
     "one of several parts": header(field("split.count", 2, b"\2\0"), fields=1),
-    "several parts, which are not": header(
+    "needs a whole number in 'split.count'": header(
         field("split.count", ARRAY, struct.pack("<IQ2H", 2, 2, 1, 1)), fields=1
     ),
     "no power of two": header(field("general.alignment", 4, struct.pack("<I", 24)), fields=1),
@@ -225,6 +226,75 @@ def test_a_header_that_contradicts_itself_is_rejected(problem: str, tmp_path: Pa
     )
     with pytest.raises(FormatError, match=problem):
         read_header(path)
+
+
+PIECES = [f"a-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+def written_pieces(folder: Path) -> list[Path]:
+    """Write a file in three pieces, with a tensor in each."""
+    writer = gguf.GGUFWriter(folder / "a.gguf", "llama", split_max_tensors=1)
+    for name in "uvw":
+        writer.add_tensor(name, np.full((2, 32), ord(name), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [folder / name for name in PIECES]
+
+
+def test_a_file_in_pieces_has_the_tensors_of_all(tmp_path: Path) -> None:
+    files = written_pieces(tmp_path)
+    found = read_header(files[0])
+    assert found.text("general.architecture") == "llama"
+    assert {name: tensor.file for name, tensor in found.tensors.items()} == dict(
+        zip("uvw", files, strict=True)
+    )
+    assert all((t.floats() == ord(name)).all() for name, t in found.tensors.items())
+
+
+def swap(files: list[Path]) -> None:
+    """Exchange the second and the third piece."""
+    contents = [file.read_bytes() for file in files]
+    files[1].write_bytes(contents[2])
+    files[2].write_bytes(contents[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda files: files[1].unlink(),
+            "is in 3 parts, and 'a-00002-of-00003.gguf' is not beside",
+        ),
+        (swap, "should be part 2 of 3, and says otherwise"),
+        (lambda files: files[1].rename(files[0]), "is one of several parts: name the first one"),
+        (
+            lambda files: [
+                file.write_bytes(file.read_bytes().replace(b"v", b"u")) for file in files
+            ],
+            "has a tensor 'u', which an earlier part has, too",
+        ),
+        (lambda files: files[2].write_bytes(files[2].read_bytes()[:-64]), "ends within its tensor"),
+    ],
+)
+def test_pieces_that_do_not_fit_are_rejected_by_name(
+    change: Callable[[list[Path]], object], problem: str, tmp_path: Path
+) -> None:
+    files = written_pieces(tmp_path)
+    change(files)
+    with pytest.raises(FormatError, match=problem):
+        read_header(files[0])
+
+
+def test_a_file_with_other_tensors_than_it_states_is_rejected(tmp_path: Path) -> None:
+    files = written_pieces(tmp_path)
+    stated = struct.pack("<Ii", 5, 3)
+    content = files[0].read_bytes()
+    assert content.count(stated) == 1
+    files[0].write_bytes(content.replace(stated, struct.pack("<Ii", 5, 4)))
+    with pytest.raises(FormatError, match="has 3 tensors in its parts, and states 4"):
+        read_header(files[0])
 
 
 @pytest.mark.posix

@@ -83,10 +83,6 @@ CANNOT_HOLD_FOR_WORKERS = {
         "test_properties_and_slots_show_the_state_without_request_content",
         "test_batch_lines_leave_half_of_the_quota_to_interactive_requests",
     ),
-    "a lost worker has another error than the engine of a pipeline": (
-        "test_an_engine_crash_fails_its_requests_without_the_engines_error_text",
-        "test_an_engine_failure_ends_only_its_own_answers",
-    ),
     "is about the runner of a child process": (
         "test_an_answer_of_a_child_process_equals_that_of_a_pipeline",
     ),

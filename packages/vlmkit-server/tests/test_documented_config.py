@@ -150,7 +150,7 @@ def test_usage_batches_and_files_do_not_depend_on_the_working_directory(tmp_path
         files = files or named
         assert named == files
     names = {"vlmkit.toml", "keys.jsonl", "access.jsonl", "audit.jsonl", "usage.sqlite"}
-    assert {path.name for path in files} == names | {"vlmkit.sqlite3"}
+    assert {path.name for path in files} == names | {"vlmkit.sqlite3", "reserve"}
     assert all(after < before for before, after in pairwise(left))
     audit = next(machine.root.rglob("audit.jsonl")).read_text().splitlines()
     events = [json.loads(line)["event"] for line in audit]

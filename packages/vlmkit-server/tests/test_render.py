@@ -146,7 +146,9 @@ def test_a_prompt_longer_than_the_context_is_rendered(server):
 def test_rendering_runs_no_engine_step(server):
     before = server.runner().stats().counters
     rendered(server, image_chat(image_url()))
-    assert server.runner().stats().counters == before
+    after = server.runner().stats().counters
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed <= {"num_image_hits", "num_image_misses"}
 
 
 @pytest.mark.parametrize(

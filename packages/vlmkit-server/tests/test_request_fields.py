@@ -79,6 +79,7 @@ def repeats(text, num=10):
 # A sampler that reads its field.
 
 
+@pytest.mark.slow  # the contract of DRY runs in the tests of vlmkit-testing
 class TestDry(SamplerContract):
     def make(self):
         return DrySampler(frozenset())

@@ -23,6 +23,9 @@ class TestTools(ToolSourceContract):
         tools.names = frozenset({"say", "show", "fail"})  # type: ignore[misc]
         return tools
 
+    def arguments(self) -> dict[str, dict[str, Any]]:
+        return {"say": {"text": "hello"}}
+
 
 @pytest.fixture(scope="module")
 def tools() -> Tools:

@@ -100,7 +100,9 @@ def test_content_is_tokenized_like_by_llama_cpp(server):
 def test_counting_runs_no_engine_step(server):
     before = server.runner().stats().counters
     tokenized(server, messages=image_messages())
-    assert server.runner().stats().counters == before
+    after = server.runner().stats().counters
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed <= {"num_image_hits", "num_image_misses"}
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_tests_of_unclaimed_capabilities_are_skipped(tmp_path: Path) -> None:
     assert reasons == {
         ("tokenizer", "it serves only others"),
         ("constraint", "constraints of this form are not taken"),
+        ("constraint", "this compiler declares no support of schemas"),
     }
     held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
     assert "every text of a choice is possible and nothing else" in held
@@ -235,6 +236,32 @@ def test_a_provider_that_cannot_be_built_fails_once_with_the_reason(failing_plug
     assert {f["reason"] for f in report["findings"] if f["outcome"] == "skipped"} == {
         "it cannot be built"
     }
+
+
+LONE = """
+import vlmkit
+from vlmkit_mock.engine import MockEngine
+
+VLMKIT_API = (1, 0)
+
+def _cannot_serve(checkpoint):
+    return None if checkpoint.model_type == "lone" else "it serves only lone models"
+
+@vlmkit.hookimpl
+def vlmkit_register_engines(registry):
+    registry.add("lone", lambda context: MockEngine(), cannot_serve=_cannot_serve)
+"""
+
+
+def test_a_model_without_a_tokenizer_is_no_failure_of_an_engine(tmp_path: Path) -> None:
+    (tmp_path / "lone.py").write_text(LONE)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "lone"}')
+    code, report = checked(tmp_path, "lone", "./model", "--set", 'plugins=["lone.py"]')
+    assert (code, report["failed"], report["held"]) == (1, 0, 0)
+    (skipped,) = report["findings"]
+    reason = "it is tried with prompts of the model's tokenizer: no installed tokenizer can serve"
+    assert skipped["reason"].startswith(reason)
 
 
 def test_a_loader_is_tested_with_the_given_files(failing_plugin: Path) -> None:

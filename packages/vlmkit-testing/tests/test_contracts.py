@@ -29,6 +29,7 @@ class TestContinuousScheduler(SchedulerContract):
 
 class TestContinuousSchedulerWithSmallBudgets(SchedulerContract):
     max_step_tokens = 11
+    max_encoder_tokens = 5
     step_budget_s = 0.05
 
     def make(self) -> ContinuousScheduler:

@@ -2,21 +2,39 @@
 
 from typing import ClassVar
 
+import pytest
 from broken.api import OnApi
 from broken.media_loader import OnLoader
 from broken.tokenizer_media import OnAudio, OnTextOnly
 from broken.tool_source import OnTools
 from honest.api import ToyApi
 from honest.constraint import YEAR, UsualTokensCompiler, YearCompiler
-from honest.media_loader import SheetLoader
+from honest.media_encoder import CachingEncoder
+from honest.media_loader import NoteLoader, SheetLoader
 from honest.monitor import Tally
-from honest.sampler import Dry, Greedy, Mirostat, Plain
-from honest.scheduler import ShortestPromptFirst
-from honest.tokenizer import AudioTokenizer, TextTokenizer
-from honest.tool_source import ToyTools
+from honest.monitor_page import LagPage
+from honest.observer import NewestFailures
+from honest.sampler import Dry, Greedy, Mirostat, OneNumber, Plain
+from honest.scheduler import HalfOfTheAnswers, ShortestPromptFirst
+from honest.tokenizer import AudioTokenizer, TextTokenizer, WordTokenizer
+from honest.tool_source import Counter, ToyTools
 
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.types.constraint import OneOf, Regex
-from vlmkit_testing import ConstraintContract, MonitorContract, SamplerContract, SchedulerContract
+from vlmkit.types.message import Message
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing import (
+    ConstraintContract,
+    MediaEncoderContract,
+    MediaLoaderContract,
+    MonitorContract,
+    ObserverContract,
+    SamplerContract,
+    SchedulerContract,
+    ToolSourceContract,
+    awkward_pictures,
+    picture,
+)
 
 
 class TestPlain(SamplerContract):
@@ -35,6 +53,11 @@ class TestMirostat(SamplerContract):
     make = Mirostat
 
 
+@pytest.mark.slow
+class TestOneNumber(SamplerContract):
+    make = OneNumber
+
+
 class TestTextTokenizer(OnTextOnly):
     """The model supports no images, tools or options."""
 
@@ -45,6 +68,45 @@ class TestTextTokenizer(OnTextOnly):
 class TestAudioTokenizer(OnAudio):
     __init__ = object.__init__
     make = AudioTokenizer
+
+
+@pytest.mark.slow
+class TestWordTokenizer(OnTextOnly):
+    """Turns are words that a user can type."""
+
+    __init__ = object.__init__
+    make = WordTokenizer
+    marks_turns = False
+
+    def special_texts(self):
+        return ["<end>"]
+
+
+class TestCachingEncoder(MediaEncoderContract):
+    make = CachingEncoder
+
+    def slots(self) -> list[MediaSlot]:
+        pictures = [picture(), picture(seed=1), *awkward_pictures()]
+        return list(MockTokenizer().prompt([Message.of("user", "?", pictures)]).media)
+
+
+class TestNoteLoader(MediaLoaderContract):
+    make = NoteLoader
+
+    def files(self) -> list[bytes]:
+        return [NoteLoader.mark + text * 40 for text in (b"one\ntwo\n", "drei €\n".encode())]
+
+
+class TestNewestFailures(ObserverContract):
+    make = NewestFailures
+
+
+class TestLagPage(MonitorContract):
+    make = LagPage
+
+
+class TestCounter(ToolSourceContract):
+    make = Counter
 
 
 class TestSheetLoader(OnLoader):
@@ -68,6 +130,11 @@ class TestTally(MonitorContract):
 
 class TestShortestPromptFirst(SchedulerContract):
     make = ShortestPromptFirst
+
+
+@pytest.mark.slow
+class TestHalfOfTheAnswers(SchedulerContract):
+    make = HalfOfTheAnswers
 
 
 class TestUsualTokens(ConstraintContract):

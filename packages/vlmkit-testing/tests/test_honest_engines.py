@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import pytest
 from broken.engine_subjects import OnAttention
 from honest.engine import AttentionEngine, PlainEngine, truth
+from honest.unusual_engines import HalfEngine, RecurrentEngine
 
 from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.prompt import Prompt
@@ -50,3 +52,19 @@ class TestAnEngineWithAReferenceOfTokens(TestAnEngineThatClaimsEverything):
             ids = (*prompt.token_ids, *found)
             found.append(int(truth(dataclasses.replace(prompt, token_ids=ids)).argmax()))
         return found
+
+
+class TestAnEngineWithARecurrentState(TestAnEngineThatClaimsEverything):
+    def make(self) -> Engine:
+        return RecurrentEngine()
+
+    def reference(self, prompt: Prompt) -> None:
+        """There is none: no other code computes this model."""
+
+
+@pytest.mark.slow
+class TestAnEngineOfHalfPrecision(TestAnEngineThatClaimsEverything):
+    atol = 0.05
+
+    def make(self) -> Engine:
+        return HalfEngine()

@@ -133,7 +133,7 @@ def test_a_new_project_depends_on_what_it_imports(kind, written):
     }
     homes = {"PIL": "pillow", "array_api_compat": "array-api-compat", "pytest": "vlmkit-testing"}
     homes |= {"vlmkit": "vlmkit-core", "vlmkit_server": "vlmkit-server"}
-    homes |= {"vlmkit_testing": "vlmkit-testing"}
+    homes |= {"vlmkit_mock": "vlmkit-mock", "vlmkit_testing": "vlmkit-testing"}
     own = described["name"].replace("-", "_")
     for place, known in (("src", named), ("tests", tested)):
         sources = [path.read_text() for path in (folder / place).rglob("*.py")]

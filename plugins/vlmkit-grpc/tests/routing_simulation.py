@@ -10,14 +10,14 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
 from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
-from vlmkit.running.fleet.prompt_keys import affinity_of, segments
+from vlmkit.running.fleet.prompt_keys import Segment, affinity_of, segments
 from vlmkit.running.fleet.routing import SEQUENCE_TOKENS, Candidate, choose
 from vlmkit.types.image import Image
 from vlmkit.types.message import ImagePart, Message, TextPart
@@ -25,6 +25,7 @@ from vlmkit.types.request import Request
 
 PREFILL_TOKENS_PER_S = 4000.0
 TOKEN_S = 0.02  # of each sequence that generates
+SHOWN_S = 0.05  # until other gateways learn of a prompt
 BLOCK_TOKENS = 16
 APPLICATIONS = 6  # each has a system prompt of its own
 
@@ -86,14 +87,18 @@ def words(chance: random.Random, num: int) -> str:
     return " ".join("".join(chance.choices("etaoinshrdlu", k=6)) for _ in range(num))
 
 
-def conversations(num: int, seed: int, rate: float) -> list[Turn]:
+def conversations(
+    num: int, seed: int, rate: float, system_words: Sequence[int] = (20, 60, 150)
+) -> list[Turn]:
     """Return the turns of conversations that begin at random, about ``rate`` per second.
+
+    System prompts have so many words.
 
     Two of three begin with one to three images, and later turns may add one. A fifth of the images
     was sent by others before. An answer belongs to the prompt of the next turn.
     """
     chance = random.Random(seed)
-    systems = [words(chance, chance.choice([20, 60, 150])) for _ in range(APPLICATIONS)]
+    systems = [words(chance, chance.choice(system_words)) for _ in range(APPLICATIONS)]
     shared = [(chance.randbytes(16), chance.choice([256, 576, 1024])) for _ in range(12)]
 
     def image() -> tuple[bytes, int]:
@@ -276,35 +281,63 @@ def cache_aware(*, match: float = 0.5, absolute: int = 32, relative: float = 1.1
     return policy
 
 
-def by_content(capacity_tokens: int, *, num_gateways: int = 1) -> Policy:
-    """The routing of vlmkit's fleet; several gateways know what they routed themselves."""
-    gateways: list[tuple[TokenSizes, dict[int, CacheEstimate]]] = [
-        (TokenSizes(), {}) for _ in range(num_gateways)
-    ]
+class _Gateway:
+    """What one gateway knows: of the sizes of prompts, and of the caches of workers."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.sizes = TokenSizes()
+        self.estimates: dict[int, CacheEstimate] = defaultdict(
+            lambda: CacheEstimate(capacity_tokens)
+        )
+
+
+def by_content(
+    capacity_tokens: int, *, num_gateways: int = 1, are_estimates_shared: bool = True
+) -> Policy:
+    """The routing of vlmkit's fleet.
+
+    Args:
+        capacity_tokens: size of each worker's prefix cache.
+        num_gateways: number of gateways, which get one turn after another.
+        are_estimates_shared: whether each learns of the prompts of the others, a moment later.
+    """
+    gateways = [_Gateway(capacity_tokens) for _ in range(num_gateways)]
     numbers = itertools.count()
+    shown: deque[tuple[float, _Gateway, int, list[Segment], list[int]]] = deque()
+
+    def show(now_s: float) -> None:
+        while shown and shown[0][0] <= now_s:
+            _, sender, place, parts, sizes = shown.popleft()
+            for other in gateways:
+                if other is not sender:
+                    other.estimates[place].add(parts, sizes)
 
     def policy(turn: Turn, workers: Sequence[SimulatedWorker]) -> int:
-        sizes, estimates = gateways[next(numbers) % num_gateways]
+        show(turn.arrives_s)
+        gateway = gateways[next(numbers) % num_gateways]
         parts = segments(turn.request)
-        estimated = sizes.of(parts)
-
-        def estimate(place: int) -> CacheEstimate:
-            return estimates.setdefault(place, CacheEstimate(capacity_tokens))
-
+        estimated = gateway.sizes.of(parts)
         candidates = [
             Candidate(
                 worker.name,
-                estimate(place).held_tokens(parts, estimated),
+                gateway.estimates[place].held_tokens(parts, estimated),
                 worker.waiting_tokens + SEQUENCE_TOKENS * worker.num_open,
                 worker.num_open,
             )
             for place, worker in enumerate(workers)
         ]
-        affinity = affinity_of(parts)
-        chosen = choose(candidates, affinity, sum(estimated)).place
+        chosen = choose(
+            candidates,
+            affinity_of(parts),
+            sum(estimated),
+            are_estimates_shared=are_estimates_shared,
+        ).place
         num_images = sum(turn.images.values())
-        sizes.learn(parts, turn.num_tokens - num_images, list(turn.images.values()))
-        estimate(chosen).add(parts, sizes.of(parts))
+        gateway.sizes.learn(parts, turn.num_tokens - num_images, list(turn.images.values()))
+        sizes = gateway.sizes.of(parts)
+        gateway.estimates[chosen].add(parts, sizes)
+        if are_estimates_shared:
+            shown.append((turn.arrives_s + SHOWN_S, gateway, chosen, parts, sizes))
         return chosen
 
     return policy

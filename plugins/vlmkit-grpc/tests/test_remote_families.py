@@ -16,7 +16,10 @@ from workers import encoder, worker
 pytestmark = pytest.mark.posix
 
 SMALL = {"cache_tokens": 2400, "block_tokens": 4, "max_chunk_tokens": 64, "num_threads": 1}
-FAMILIES = ("llava", "qwen2_vl", "qwen3_vl", "mllama")
+FAMILIES = [
+    "qwen3_vl",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("llava", "qwen2_vl", "mllama")),
+]
 NUM_REQUESTS = 8
 REMOTE = {"use": "remote", "min_pixels": 0}
 

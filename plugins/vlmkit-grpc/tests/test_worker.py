@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -35,8 +36,16 @@ from vlmkit.types.request import Request
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_grpc.addresses import listen_address, worker_reference
 from vlmkit_grpc.protocol.generate import generate
-from vlmkit_grpc.protocol.worker_pb2 import DescribeRequest, DrainRequest, FactsRequest, Part
+from vlmkit_grpc.protocol.worker_pb2 import (
+    DescribeRequest,
+    DrainRequest,
+    FactsRequest,
+    Part,
+    Prompt,
+    PromptPart,
+)
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
+from vlmkit_grpc.sent_prompts import MAX_BYTES
 from workers import worker
 
 pytestmark = pytest.mark.posix
@@ -68,7 +77,10 @@ def held(*messages):
 
     def parts():
         for message in messages:
-            yield Part(content=message if isinstance(message, bytes) else frame(message))
+            if isinstance(message, Part):
+                yield message
+            else:
+                yield Part(content=message if isinstance(message, bytes) else frame(message))
         is_over.wait(120)
 
     return parts(), is_over.set
@@ -310,6 +322,77 @@ def test_bytes_that_are_no_message_end_the_call_and_nothing_else(strict, content
     assert status == grpc.StatusCode.INVALID_ARGUMENT
     with load(strict) as model:
         assert model.generate("hello").text == "hello"
+
+
+def prompt(*parts):
+    return Part(prompt=Prompt(parts=[PromptPart(**part) for part in parts]))
+
+
+KEY = bytes(range(16))
+WRONG_PROMPTS = {
+    "too many parts": prompt(*[{"key": KEY}] * 4097),
+    "a part without a key": prompt({"key": KEY}, {"num_tokens": 3}),
+    "a long key": prompt({"key": b"x" * 200_000}),
+    "a long digest of an image": prompt({"key": KEY, "image": KEY * 2}),
+}
+
+
+@pytest.mark.parametrize("part", WRONG_PROMPTS.values(), ids=WRONG_PROMPTS.keys())
+@pytest.mark.parametrize("method", ["Session", "Answer"])
+def test_a_malformed_prompt_of_a_gateway_ends_its_call_and_is_shown_to_nobody(strict, part, method):
+    with shown_prompts(strict) as shown:
+        _, status = ended(strict, part, method=method)
+        assert status == grpc.StatusCode.INVALID_ARGUMENT
+        last = prompt({"key": KEY, "num_tokens": 7})
+        parts, end = held(last)
+        with channel(strict) as calls:
+            call = WorkerStub(calls).Session(parts, timeout=60)
+            wait_until(lambda: last.prompt in shown)
+            end()
+            assert received(call)[1] == grpc.StatusCode.OK
+    assert part.prompt not in shown
+
+
+@contextmanager
+def shown_prompts(process):
+    """Open a session, and collect the prompts of other gateways that it is shown."""
+    found, is_open = [], threading.Event()
+
+    def read():
+        with suppress(grpc.RpcError):
+            for part in call:
+                is_open.set()
+                if part.HasField("prompt"):
+                    found.append(part.prompt)
+
+    parts, end = held()
+    with channel(process) as calls:
+        call = WorkerStub(calls).Session(parts)
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert is_open.wait(60)
+        yield found
+        end()
+        reader.join(60)
+
+
+def test_a_gateway_is_shown_the_latest_prompts_of_others_and_not_its_own():
+    """All of them would fill the memory of the worker."""
+    large = [prompt(*[{"key": KEY, "num_tokens": n, "image": KEY}] * 4096) for n in range(1, 61)]
+    assert sum(each.ByteSize() for each in large) > 2 * MAX_BYTES
+    with worker() as process, shown_prompts(process) as early:
+        parts, end = held(*large)
+        with channel(process) as calls:
+            call = WorkerStub(calls).Session(parts)
+            wait_until(lambda: large[-1].prompt in early)
+            with shown_prompts(process) as late:
+                wait_until(lambda: large[-1].prompt in late)
+            end()
+            assert not any(part.HasField("prompt") for part in call)
+    numbers = [each.parts[0].num_tokens for each in late]
+    assert numbers == list(range(61 - len(late), 61))
+    assert sum(each.ByteSize() for each in late) <= MAX_BYTES < 2 * MAX_BYTES
+    assert len(late) > 10
 
 
 def test_a_message_of_grpc_over_the_limit_ends_the_call(strict):

@@ -17,6 +17,7 @@ from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.interfaces.runner import Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit.types.delta import reasoning_of, text_of
+from vlmkit.types.message import Message
 from vlmkit_testing import RunnerContract
 from workers import WorkerProcess, worker
 
@@ -94,6 +95,29 @@ def test_turns_of_a_conversation_meet_the_same_worker_and_its_cache():
             assert len(set(places)) == 1
             seen.add(places[0])
     assert len(seen) == 2
+
+
+def knowing(model):
+    """Return how many workers hold something, as a gateway estimates it."""
+    return sum(bool(each.peer.estimate._prefixes) for each in model.runner._workers)
+
+
+def test_gateways_learn_from_each_other_what_workers_hold():
+    """Each question about one long beginning has another favourite among idle workers."""
+
+    def ask(model, question):
+        messages = [Message.of("system", "one two three " * 100), Message.of("user", question)]
+        done = model.runner.submit(model.request(messages, max_tokens=4)).result()
+        return done.usage.cached_tokens > 100
+
+    with workers(2) as processes, load(processes) as first, load(processes) as second:
+        assert not ask(first, "what?")
+        wait_until(lambda: knowing(second))
+        assert all(ask(second, f"question {number}") for number in range(8))
+        with load(processes) as third:  # a gateway that starts later
+            wait_until(lambda: knowing(third))
+            assert all(ask(third, f"another {number}") for number in range(8))
+            assert knowing(first) == knowing(second) == knowing(third) == 1
 
 
 def test_many_conversations_use_all_workers(model):
@@ -280,6 +304,19 @@ def answers_all(model):
     for number in range(10):
         model.generate(f"hello {number}")
     return all(num_finished(model))
+
+
+def test_a_worker_that_begins_anew_is_known_to_hold_nothing(socket_folder):
+    listen = f"unix:{socket_folder}/new.sock"
+    with worker(listen=f"unix:{socket_folder}/other.sock"), worker(listen=listen) as process:
+        reference = f"grpc://{socket_folder}/other.sock,{socket_folder}/new.sock"
+        with vlmkit.load(reference, runner={"use": "grpc"}) as model:
+            for number in range(8):
+                model.generate(f"{number} " * 100)
+            assert knowing(model) == 2
+            process.kill()
+            with worker(listen=listen):
+                wait_until(lambda: knowing(model) == 1)
 
 
 def test_a_fleet_without_any_worker_is_refused():

@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable
+from ctypes import c_uint8
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from parity import hybrid, runner
-from vlmkit.errors import CheckpointError, ConfigError, RequestError
+from vlmkit.errors import CheckpointError, ConfigError, EngineError, RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost, item_of
 
@@ -173,11 +175,17 @@ def _cells_are_those_of_the_library(engine: Any, active: list[Any]) -> None:
         num_tokens = cells._num_computed[seq_id]
         assert context.positions(seq_id) == (0, num_tokens - 1)
         assert context.state_bytes(seq_id) == base + num_tokens * each
-    for seq_id, blocks in cells._kept.items():
-        num_tokens = len(blocks) * cells.pool.block_tokens
-        assert context.state_bytes(seq_id) == base + num_tokens * each
-    for seq_id in cells._free:
+    for seq_id in (*cells._free, cells._spare):
         assert context.positions(seq_id) == (-1, -1)
+    saved = cells._saved
+    assert saved._num_blocks == sum(piece.num_blocks for piece in saved._pieces)
+    assert saved._num_blocks <= cells.pool.num_blocks
+    assert {block for piece in saved._pieces for block in piece.blocks} == set(saved._piece_of)
+    for piece in saved._pieces:
+        assert piece.blocks
+        assert len(piece.saved) == base + piece.num_blocks * cells.pool.block_tokens * each
+    unused = [b for b in range(cells.pool.num_blocks) if cells.pool.is_cached(b)]
+    assert all(block in saved for block in unused), "a block can be shared and is lost"
 
 
 def _state_sizes(engine: Any) -> tuple[int, int]:
@@ -196,8 +204,8 @@ def _state_sizes(engine: Any) -> tuple[int, int]:
     return found
 
 
-def test_a_prefix_is_shared_by_more_sequences_than_the_library_has_ids(build: Build) -> None:
-    """Released sequences keep ids; the oldest lose theirs, and nothing else changes."""
+def test_prefixes_of_many_released_sequences_are_shared(build: Build) -> None:
+    """None of them has cells, which each computation would read."""
     engine = build("llama", "F32", cache_tokens=4096, max_sequences=2)
     host = EngineHost(engine)
     prompts = some_prompts(150, longest=40)
@@ -206,12 +214,85 @@ def test_a_prefix_is_shared_by_more_sequences_than_the_library_has_ids(build: Bu
         assert host.admit(sequence) is not None
         host.prefill(sequence)
         engine.release(sequence)
-    newest = max(prompts[-20:], key=len)
-    sequence = host.sequence(newest, scope=b"all")
-    assert host.admit(sequence) == (len(newest) - 1) // 16 * 16 > 0
-    row = host.prefill(sequence)
-    np.testing.assert_allclose(row, host.last_logits(newest), atol=1e-3, rtol=0)
+    assert [engine._context.positions(seq_id) for seq_id in range(3)] == [(-1, -1)] * 3
+    size = engine._cells.pool.block_tokens
+    for newest in prompts[-8:]:
+        sequence = host.sequence(newest, scope=b"all")
+        assert host.admit(sequence) == (len(newest) - 1) // size * size
+        row = host.prefill(sequence)
+        np.testing.assert_allclose(row, host.last_logits(newest), atol=1e-3, rtol=0)
+        engine.release(sequence)
     engine.close()
+
+
+def test_a_part_of_a_long_saved_prefix_is_shared(build: Build) -> None:
+    """It is saved in several pieces, which have room beside full sequences."""
+    engine = build("llama", "F32", cache_tokens=1024, max_sequence_tokens=900, max_sequences=3)
+    host = EngineHost(engine)
+    dice = random.Random(3)
+    ids = tuple(dice.randrange(3, 300) for _ in range(700))
+    first = host.sequence(Prompt(ids), scope=b"all")
+    assert host.admit(first) == 0
+    host.prefill(first)
+    engine.release(first)
+    other = host.sequence(Prompt(ids[:8] + (5,) * 300))
+    assert host.admit(other) == 0
+    host.prefill(other)
+    for num in (300, 256, 100):
+        sequence = host.sequence(Prompt((*ids[:num], 7)), scope=b"all")
+        assert host.admit(sequence) == num
+        row = host.prefill(sequence)
+        np.testing.assert_allclose(row, host.last_logits(sequence.prompt), atol=1e-3, rtol=0)
+        engine.release(sequence)
+    engine.close()
+
+
+def test_without_memory_for_a_saved_prefix_it_is_computed_again(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> bytearray:
+        raise MemoryError
+
+    engine = build("llama", "F32")
+    host = EngineHost(engine)
+    [prompt] = some_prompts(1)
+    monkeypatch.setattr(engine._context, "save", refuse)
+    for _ in range(2):
+        sequence = host.sequence(prompt, scope=b"all")
+        assert host.admit(sequence) == 0
+        host.prefill(sequence)
+        engine.release(sequence)
+    engine.close()
+
+
+def test_a_saved_prefix_that_cannot_be_restored_is_computed_again(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build("llama", "F32")
+    host = EngineHost(engine)
+    [prompt] = some_prompts(1, longest=40)
+    expected = host.last_logits(prompt)
+    first = host.sequence(prompt, scope=b"all")
+    assert host.admit(first) == 0
+    host.prefill(first)
+    engine.release(first)
+    monkeypatch.setattr(engine._context, "load", partial(_cannot_restore, engine._context))
+    sequence = host.sequence(prompt, scope=b"all")
+    assert host.admit(sequence) == 0
+    np.testing.assert_allclose(host.prefill(sequence), expected, atol=1e-3, rtol=0)
+    _cells_are_those_of_the_library(engine, [sequence])
+    engine.release(sequence)
+    _cells_are_those_of_the_library(engine, [])
+    engine._cells.pool.check_integrity()
+    assert engine.num_free_tokens == engine.limits.capacity_tokens
+    engine.close()
+
+
+def _cannot_restore(context: Any, seq_id: int, saved: bytearray) -> None:
+    """Restore a part, as the library does before it fails."""
+    view = (c_uint8 * len(saved)).from_buffer(saved)
+    context._functions.llama_state_seq_set_data(context._handle, view, len(saved), seq_id)
+    raise EngineError("the library llama.cpp cannot restore saved tokens in its cache")
 
 
 def test_one_batch_holds_a_step_and_its_logits_are_not_copied(build: Build) -> None:
@@ -244,7 +325,7 @@ def test_more_tokens_than_a_batch_holds_are_several_batches(build: Build) -> Non
 def test_images_and_unknown_tokens_are_refused_by_name(build: Build) -> None:
     engine = build("llama")
     slot = MediaSlot(0, 1, b"a", {}, 1)
-    with pytest.raises(RequestError, match="takes text and no images"):
+    with pytest.raises(RequestError, match="images that its own tokenizer has prepared"):
         engine.read(Prompt((3,), (slot,)))
     with pytest.raises(RequestError, match="outside the vocabulary"):
         engine.read(Prompt((3, 10**6)))

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,17 @@ def test_the_tested_version_is_the_installed_one() -> None:
     assert importlib.metadata.version("xllamacpp") in declarations.TESTED
 
 
+def test_a_library_of_the_users_own_is_opened_by_its_file(tmp_path: Path) -> None:
+    """Here, that of the package under the name that a build of llama.cpp has."""
+    own = tmp_path / "libllama.so"
+    shutil.copy(packaged(), own)
+    first = open_library("")
+    try:
+        assert open_library(str(own)).features == first.features
+    finally:
+        first.functions.llama_log_set(first._callback, None)
+
+
 @pytest.mark.parametrize("name", ["MODEL_DEFAULTS", "CONTEXT_DEFAULTS"])
 def test_a_library_with_another_default_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -42,6 +54,24 @@ def test_a_library_with_another_default_is_refused(
         Library(packaged())
 
 
+@pytest.fixture
+def another() -> Iterator[Library]:
+    """Yield a library that was opened again; then the first one gets its messages again."""
+    first = open_library("")
+    media = first.media
+    yield Library(packaged())
+    first.functions.llama_log_set(first._callback, None)
+    media.mtmd_log_set(first._callback, None)
+
+
+def test_a_library_with_another_default_for_images_is_refused(
+    another: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(declarations.MEDIA_DEFAULTS, "batch_max_tokens", 1)
+    with pytest.raises(ConfigError, match="its default of batch_max_tokens is 1024, not 1"):
+        _ = another.media
+
+
 @on_x86
 def test_a_library_with_a_longer_structure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Shorter(ctypes.Structure):
@@ -50,6 +80,29 @@ def test_a_library_with_a_longer_structure_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(declarations, "ContextParams", Shorter)
     with pytest.raises(ConfigError, match="context_default_params writes 168 bytes, not 160"):
         Library(packaged())
+
+
+@on_x86
+def test_a_library_with_longer_parameters_of_images_is_refused(
+    another: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shorter(ctypes.Structure):
+        _fields_ = declarations.MediaParams._fields_[:-1]
+
+    monkeypatch.setattr(library, "MEDIA_PARAMS", (Shorter, declarations.MEDIA_DEFAULTS))
+    with pytest.raises(ConfigError, match="mtmd_context_params_default writes 96 bytes, not 88"):
+        _ = another.media
+
+
+def test_a_build_without_images_needs_the_library_for_them(
+    another: Library, tmp_path: Path
+) -> None:
+    """A build of llama.cpp has two libraries, side by side."""
+    another._path = tmp_path / "libllama.so"
+    another.functions = ctypes.CDLL(None)
+    with pytest.raises(ConfigError, match=r"'libmtmd.so' cannot be opened") as refused:
+        _ = another.media
+    assert "target mtmd" in refused.value.hint
 
 
 @pytest.mark.parametrize("is_library", [True, False])

@@ -15,8 +15,6 @@ import vlmkit
 from parity import pipeline, runner
 from vlmkit.cli import run as command
 from vlmkit.errors import EngineError, VlmkitError
-from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_llama import plugin
 from vlmkit_llama.library import open_library
 
 pytestmark = pytest.mark.torch
@@ -76,13 +74,9 @@ def test_a_named_runner_is_used_in_place_of_the_engines(made: Made) -> None:
         assert type(model.runner).__name__ == "Pipeline"
 
 
-def test_a_folder_and_a_model_with_images_are_refused_by_name(made: Made, tmp_path: Path) -> None:
-    folder = made("llama") / "plain" / "llama"
-    with pytest.raises(VlmkitError, match="it reads GGUF files alone"):
-        vlmkit.load(folder, engine=ENGINE, runner=HERE)
-    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {}}')
-    seeing = Checkpoint("m", tmp_path, file=made("llama") / "model.gguf")
-    assert "answers about text alone" in str(plugin._cannot_serve(seeing))
+def test_a_folder_without_such_a_file_is_refused(made: Made) -> None:
+    with pytest.raises(VlmkitError, match="it reads models in one GGUF file"):
+        vlmkit.load(made("llama") / "plain" / "llama", engine=ENGINE, runner=HERE)
 
 
 @pytest.mark.parametrize("has_more", [True, False])
@@ -101,33 +95,45 @@ def test_the_doctor_states_what_the_library_was_built_for(
 MUTATED = """
 import sys
 from pathlib import Path
+import numpy as np
 import vlmkit
 from vlmkit.errors import VlmkitError
+pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
 engine = {"use": "llama", "cache_tokens": 512, "num_threads": 1}
 for line in sys.stdin:
     file = Path(line.strip())
     try:
         with vlmkit.load(file, engine=engine, runner={"use": "none"}) as model:
-            model.generate("Hello", max_tokens=2)
+            sees = (file.parent / "mmproj.gguf").exists()
+            model.generate("Hello", images=[pixels] if sees else [], max_tokens=2)
         print("answered", flush=True)
     except VlmkitError as error:
         print("rejected", flush=True)
 """
 
 
-def _try_mutated(file: Path, num: int, seed: int) -> dict[str, int]:
-    """Load mutated files in a child process, and return how many were rejected or answered."""
+def _try_mutated(
+    file: Path, num: int, seed: int, changed: Path, loaded: Path | None = None
+) -> dict[str, int]:
+    """Load mutated files in a child process, and return how many were rejected or answered.
+
+    Args:
+        file: the intact file.
+        num: how many mutations.
+        seed: of the mutations.
+        changed: where mutated files are written.
+        loaded: the file of the model, if another one is mutated.
+    """
     content = file.read_bytes()
     dice = random.Random(seed)
     counts = {"answered": 0, "rejected": 0}
-    changed = file.parent / "changed.gguf"
     child = subprocess.Popen(
         [sys.executable, "-c", MUTATED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdin is not None
     assert child.stdout is not None
     with child:
-        for _ in range(num):
+        for number in range(num):
             mutated = bytearray(content)
             if dice.random() < 0.2:
                 del mutated[dice.randrange(len(mutated)) :]
@@ -136,27 +142,38 @@ def _try_mutated(file: Path, num: int, seed: int) -> dict[str, int]:
                 mutated[place] ^= 1 << dice.randrange(8)
             changed.unlink(missing_ok=True)
             changed.write_bytes(mutated)
-            print(changed, file=child.stdin, flush=True)
+            print(loaded or changed, file=child.stdin, flush=True)
             word = child.stdout.readline().strip()
-            assert word in counts, "the library ended the process"
+            assert word in counts, f"the library ended the process at mutation {number}"
             counts[word] += 1
         child.stdin.close()
     return counts
 
 
 def test_a_mutated_file_is_rejected_or_answers(made: Made, tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes((made("llama") / "model.gguf").read_bytes())
-    counts = _try_mutated(file, 60, seed=1)
+    file = made("llama") / "model.gguf"
+    counts = _try_mutated(file, 60, 1, tmp_path / "model.gguf")
     assert counts["rejected"] > 12
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen3_moe"])
 def test_five_hundred_mutated_files_are_rejected_or_answer(
     family: str, made: Made, tmp_path: Path
 ) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes((made(family, "Q8_0") / "model.gguf").read_bytes())
-    counts = _try_mutated(file, 500, seed=2)
+    file = made(family, "Q8_0") / "model.gguf"
+    counts = _try_mutated(file, 500, 2, tmp_path / "model.gguf")
     assert counts["rejected"] > 100
+
+
+def _try_mutated_projectors(folder: Path, place: Path, num: int) -> dict[str, int]:
+    model = place / "model.gguf"
+    model.write_bytes((folder / model.name).read_bytes())
+    projector = folder / "mmproj.gguf"
+    return _try_mutated(projector, num, 3, place / projector.name, model)
+
+
+def test_a_mutated_projector_is_rejected_or_answers(pair: Made, tmp_path: Path) -> None:
+    counts = _try_mutated_projectors(pair("smolvlm"), tmp_path, 30)
+    assert counts["rejected"] > 6

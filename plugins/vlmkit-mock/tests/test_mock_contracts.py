@@ -101,7 +101,19 @@ class TestMockEngineWithoutSharing(TestMockEngine):
     )
 
 
+class TestMockEngineWithAFullCache(TestMockEngine):
+    settings = MockEngineSettings(
+        capacity_tokens=240, max_sequences=24, max_sequence_tokens=240, block_tokens=4
+    )
+
+
+class TestMockEngineOfManySequences(TestMockEngine):
+    settings = MockEngineSettings(
+        capacity_tokens=2240, max_sequences=70, max_sequence_tokens=300, block_tokens=4
+    )
+
+
 class TestMockEngineOfSmallChunks(TestMockEngine):
     settings = MockEngineSettings(
-        capacity_tokens=2048, max_sequence_tokens=512, max_chunk_tokens=9, block_tokens=8
+        capacity_tokens=2048, max_sequence_tokens=512, max_chunk_tokens=7, block_tokens=8
     )

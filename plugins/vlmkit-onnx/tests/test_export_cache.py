@@ -25,7 +25,7 @@ from vlmkit_onnx.folder import export_cache, manifest, refusal
 from vlmkit_onnx.folder.export_cache import cached_folder, finished
 from vlmkit_onnx.folder.manifest import Manifest
 
-CHECKED = (1, "96c74fbbc7179295")
+CHECKED = (1, "9b46e6e4b1454537")
 """The revision of the graphs, and a digest of the code of the exporter."""
 
 

@@ -12,9 +12,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="homes are told 
 PROGRAM = """
 import os
 import vlmkit_onnx.plugin
-before = os.environ.get("ORT_DISABLE_TELEMETRY")
+NAMES = ("ORT_DISABLE_TELEMETRY", "ORT_GQA_DISABLE_FLASH_ATTENTION")
+before = [os.environ.get(name) for name in NAMES]
 import vlmkit_onnx.sessions.session
-print(before, os.environ.get("ORT_DISABLE_TELEMETRY"))
+print(*before, *[os.environ.get(name) for name in NAMES])
 """
 
 
@@ -40,8 +41,9 @@ def test_importing_onnx_runtime_writes_nothing(tmp_path: Path) -> None:
 def test_the_plugin_sets_the_environment_only_when_it_imports_onnx_runtime(
     tmp_path: Path,
 ) -> None:
-    assert imported(tmp_path) == "None 1"
+    assert imported(tmp_path) == "None None 1 1"
 
 
 def test_a_value_that_the_user_has_set_is_kept(tmp_path: Path) -> None:
-    assert imported(tmp_path, ORT_DISABLE_TELEMETRY="true") == "true true"
+    set_by_user = {"ORT_DISABLE_TELEMETRY": "true", "ORT_GQA_DISABLE_FLASH_ATTENTION": "0"}
+    assert imported(tmp_path, **set_by_user) == "true 0 true 0"

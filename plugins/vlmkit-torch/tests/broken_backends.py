@@ -195,6 +195,20 @@ class SharesScalesAmongHeads(SdpaAttention):
         return out
 
 
+class PadsToTheLongest(SdpaAttention):
+    def plan(self, step: StepTokens, kind: LayerKind, uploads: Uploads) -> Any:
+        return super().plan(replace(step, table_blocks=0), kind, uploads)
+
+
+class ReadsPaddingOfTables(SdpaAttention):
+    def plan(self, step: StepTokens, kind: LayerKind, uploads: Uploads) -> Any:
+        plan = super().plan(step, kind, uploads)
+        if step.has_fixed_shapes:
+            for each in plan.decodes:
+                each.visible.stop += 1
+        return plan
+
+
 def changed(step: StepTokens, change: Any) -> StepTokens:
     """Return a step whose chunks pass through a function."""
     count = step.num_decodes
@@ -232,5 +246,7 @@ DETECTED_BY: dict[type[SdpaAttention], str] = {
     IgnoresImages: "tokens_of_an_image_see_each_other",
     IgnoresHoles: "a_mask_may_have_holes",
     AttendsToUnroundedTokens: "an_int8_cache_is_read_as_it_was_rounded",
+    PadsToTheLongest: "plans_of_equal_shapes_differ_in_arrays_alone",
+    ReadsPaddingOfTables: "padding_of_the_block_table_changes_no_row",
     SharesScalesAmongHeads: "an_int8_cache_stores_each_head_with_its_scale",
 }

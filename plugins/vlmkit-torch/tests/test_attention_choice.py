@@ -31,7 +31,6 @@ from vlmkit_torch.interfaces.kinds import DISTRIBUTION, TORCH_ATTENTION
 from vlmkit_torch.interfaces.torch_attention import AttentionCall, AttentionCapabilities
 from vlmkit_torch.plugin import vlmkit_register_torch_attentions
 from vlmkit_torch.prompts.prompt_reader import PromptReader
-from vlmkit_torch.self_checks import text_check
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -181,7 +180,8 @@ def test_a_named_backend_that_lacks_something_is_refused_with_all_that_it_lacks(
     assert sorted(lacking) == missing.split(", ")
     assert "guest: it does not" in str(error.value)
     assert (
-        error.value.hint == 'installed: guest, sdpa; engine.attention = "auto" takes one that can'
+        error.value.hint
+        == 'installed: guest, sdpa, triton, varlen; engine.attention = "auto" takes one that can'
     )
 
 
@@ -244,9 +244,40 @@ class Halves(SdpaAttention):
 WHO = "torch attention 'guest' from 'vlmkit-guest'"
 
 
-def test_a_backend_that_computes_something_else_is_named_at_load(made: Callable[..., Any]) -> None:
-    with pytest.raises(CheckpointError, match=f"^{WHO} or the model is at fault: ") as error:
+def test_a_backend_that_computes_something_else_is_refused_at_load(
+    made: Callable[..., Any],
+) -> None:
+    reason = "guest: its values differ from those of 'sdpa' on device 'cpu' by 0.5 of their length"
+    with pytest.raises(PluginUnavailable, match=reason):
         made("llama", Halves)
+
+
+@pytest.mark.parametrize("backend", [Halves, Raises, RaisesInPlan, Transposes])
+def test_auto_passes_over_a_backend_that_computes_something_else(
+    made: Callable[..., Any],
+    load: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    backend: type[SdpaAttention],
+) -> None:
+    engine, own = made("llama", backend, "auto", priority=30), load("llama")[0]
+    assert f"{WHO} is not used: " in caplog.text
+    found, wanted = (EngineHost(each).last_logits(TEXTS[0]) for each in (engine, own))
+    np.testing.assert_array_equal(found, wanted)
+
+
+class Late(SdpaAttention):
+    """Is wrong in steps of few sequences."""
+
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        out = super().attend(call)
+        return out if len(call.step.sequences) > 2 else 0.5 * out
+
+
+def test_a_backend_that_passes_the_comparison_and_fails_later_is_named(
+    made: Callable[..., Any],
+) -> None:
+    with pytest.raises(CheckpointError, match=f"^{WHO} or the model is at fault: ") as error:
+        made("llama", Late)
     assert 'engine.attention = "sdpa"' in error.value.hint
 
 
@@ -255,8 +286,11 @@ def test_a_backend_that_computes_something_else_is_named_at_load(made: Callable[
     [
         (Raises, f"{WHO} raised KeyError in 'attend'"),
         (RaisesInPlan, f"{WHO} raised IndexError in 'plan'"),
-        (Transposes, f"{WHO} returned torch.float32 [4, 1, 16] on 'cpu' instead of torch.float32 "),
-        (Doubles, f"{WHO} returned torch.float64 [1, 4, 16] on 'cpu' instead of torch.float32 "),
+        (
+            Transposes,
+            f"{WHO} returned torch.float32 [4, 37, 16] on 'cpu' instead of torch.float32 ",
+        ),
+        (Doubles, f"{WHO} returned torch.float64 [37, 4, 16] on 'cpu' instead of torch.float32 "),
         (ReturnsNothing, f"{WHO} returned a value of type 'NoneType' from 'attend'"),
     ],
 )
@@ -284,14 +318,14 @@ def test_a_backend_that_runs_out_of_memory_fails_as_a_device_does(
         engine.forward([host.chunk(sequence, 1)])
 
 
-def test_a_backend_with_wrong_answers_is_refused_by_the_self_check_at_each_load(
+def test_a_backend_with_wrong_answers_is_refused_at_each_load(
     made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(text_check, "TOLERANCE", {torch.float32: 1e-5})
     made("gemma2", Counting)
-    with pytest.raises(CheckpointError, match="differs from the plain one"):
-        made("gemma2", IgnoresCaps)
+    for _ in range(2):
+        with pytest.raises(PluginUnavailable, match="guest: its values differ"):
+            made("gemma2", IgnoresCaps)
     assert not list(tmp_path.rglob("self-checks/*")), "another plugin may change unnoticed"
 
 

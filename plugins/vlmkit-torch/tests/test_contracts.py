@@ -53,6 +53,7 @@ class TestEngineOfGptOss(OnEngine):
     family = "gpt_oss"
 
 
+@pytest.mark.slow
 class TestEngineOfLlava(OnEngine):
     family = "llava"
 
@@ -80,10 +81,12 @@ class TestInt8EngineOfLlama(OnInt8Engine):
     family = "llama"
 
 
+@pytest.mark.slow
 class TestInt8EngineOfGemma3(OnInt8Engine):
     family = "gemma3"
 
 
+@pytest.mark.slow
 class TestInt8EngineOfMllama(OnInt8Engine):
     family = "mllama"
 
@@ -114,6 +117,7 @@ class TestEngineOfLfm2(OnHybridEngine):
     family = "lfm2"
 
 
+@pytest.mark.slow
 class TestEngineOfQwen3Next(OnHybridEngine):
     atol = 5e-4  # in float32, chunks are summed in another order than single tokens
     family = "qwen3_next"
@@ -123,10 +127,12 @@ class TestEncoderOfLlava(OnTorch, EncoderOnFamily):
     family = "llava"
 
 
+@pytest.mark.slow
 class TestEncoderOfLlavaNext(OnTorch, EncoderOnFamily):
     family = "llava_next"
 
 
+@pytest.mark.slow
 class TestEncoderOfIdefics3(OnTorch, EncoderOnFamily):
     family = "idefics3"
 
@@ -135,6 +141,7 @@ class TestEncoderOfQwen3VL(OnTorch, EncoderOnFamily):
     family = "qwen3_vl"
 
 
+@pytest.mark.slow
 class TestEncoderOfMistral3(OnTorch, EncoderOnFamily):
     family = "mistral3"
 

@@ -106,7 +106,9 @@ def test_half_precision_answers_as_on_the_cpu(
     expected = answered(load, name, prompts, dtype=dtype)
 
     with cuda(device):
-        found = answered(load, name, prompts, dtype=dtype, device="cuda")
+        # Torch's kernel for CPUs rounds other sums where a mask hides padding.
+        graphs = {"cuda_graphs": device == "real"}
+        found = answered(load, name, prompts, dtype=dtype, device="cuda", **graphs)
         agree(found, expected, HALF_TOLERANCE[device])
 
 

@@ -32,8 +32,10 @@ Saved = Callable[[str], Path]
 
 
 def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
-    """Return the host reads and the copies to the device of decode steps."""
+    """Return the host reads and the copies to the device of decode steps, after two of a shape."""
     sequences, _ = begin(host)
+    for batch in (sequences[:1], sequences) * 2:  # the second is captured, and compared
+        host.step([host.next_item(sequence, 30) for sequence in batch])
     seen = []
     for batch in (sequences[:1], sequences, sequences):
         items = [host.next_item(sequence, 30) for sequence in batch]
@@ -46,9 +48,18 @@ def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", zoo.NAMES_TEXT)
 def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
     with pretended_cuda() as device:
+        engine, _ = load(name, device="cuda", cuda_graphs=False)
+
+        assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+def test_a_replayed_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
+    with pretended_cuda() as device:
         engine, _ = load(name, device="cuda")
 
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
+        assert engine._runner.graphs.num_replays >= 3
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
@@ -56,7 +67,7 @@ def test_a_step_over_a_cache_of_8_bits_has_no_host_read_and_one_transfer(
     name: str, load: Load
 ) -> None:
     with pretended_cuda() as device:
-        engine, _ = load(name, device="cuda", cache_dtype="int8")
+        engine, _ = load(name, device="cuda", cache_dtype="int8", cuda_graphs=False)
 
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
@@ -112,7 +123,9 @@ def test_draft_tokens_are_checked_without_a_host_read(load: Load) -> None:
 
 def test_a_single_sequence_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
     with pretended_cuda() as device:
-        engine, _ = load("llama", device="cuda", self_check=False)  # an unused cache
+        engine, _ = load(
+            "llama", device="cuda", cuda_graphs=False, self_check=False
+        )  # an unused cache
         host, num_layers = EngineHost(engine), len(engine._context.cache.shapes)
         sequences, _ = begin(host)
         seen = []
@@ -127,7 +140,7 @@ def test_a_single_sequence_is_read_in_place_and_a_batch_is_gathered_once(load: L
 
 def test_the_counter_detects_a_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretended_cuda() as device:
-        engine, _ = load("llama", device="cuda")
+        engine, _ = load("llama", device="cuda", cuda_graphs=False)
         reading_once(engine, monkeypatch)
 
         assert decoded(EngineHost(engine), device) == [(1, 1)] * 3
@@ -139,7 +152,7 @@ def test_the_counter_detects_a_read(load: Load, monkeypatch: pytest.MonkeyPatch)
 @contextmanager
 def fake_engine(name: str, saved: Saved) -> Iterator[TorchEngine]:
     """Return an engine on a CUDA device whose tensors hold no values."""
-    settings = EngineSettings(cache_tokens=800, block_tokens=4)
+    settings = EngineSettings(cache_tokens=800, block_tokens=4, cuda_graphs=False)
     loaded = shared_model(
         BuildContext("", Checkpoint(name, saved(name)), settings), for_engine=True
     )

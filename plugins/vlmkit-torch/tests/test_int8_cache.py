@@ -54,7 +54,7 @@ def test_it_holds_nearly_twice_the_tokens_of_half_precision_in_equal_memory(
     assert int8.limits.capacity_tokens >= 1.9 * dense.limits.capacity_tokens
     for engine in (dense, int8):
         num_bytes = sum(each.nbytes for each in tensors_of(engine))
-        num_slots = engine.limits.capacity_tokens + 4  # and a block of zeros
+        num_slots = engine.limits.capacity_tokens + 8  # and a block of zeros, and of padding
         assert num_bytes == num_slots * engine.needs.token_bytes
         assert engine.needs.token_bytes * engine.limits.capacity_tokens <= 0.01 * 2**30
 

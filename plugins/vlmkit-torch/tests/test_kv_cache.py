@@ -33,7 +33,7 @@ def test_pages_become_resident_when_tokens_are_written_to_them(dtype: torch.dtyp
     shape = LayerShape((HEADS, HEAD), (HEADS, HEAD), dtype)
     cache = KVCache(NUM_SLOTS, CPU, {0: shape}, block_tokens=16)
     pools = keys, values = cache._pools[0]
-    assert keys.shape == (NUM_SLOTS + 16, HEADS, HEAD), "a block of zeros is the last"
+    assert keys.shape == (NUM_SLOTS + 32, HEADS, HEAD), "and two blocks: zeros, padding"
     row_bytes = HEADS * HEAD * dtype.itemsize
     assert [resident_bytes(pool) for pool in (keys, values)] == [0, 0]
 
@@ -100,4 +100,4 @@ def test_an_8_bit_cache_takes_the_bytes_that_its_shapes_state() -> None:
     pools = cache._pools[0]
     assert isinstance(pools, Int8Pools)
     assert shape.token_bytes == HEADS * (HEAD + HEAD // 2) + 2 * HEADS * 4
-    assert sum(pool.nbytes for pool in pools[:4]) == (NUM_SLOTS + 16) * shape.token_bytes
+    assert sum(pool.nbytes for pool in pools[:4]) == (NUM_SLOTS + 32) * shape.token_bytes

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ import torch
 from pretend.steps import begin, for_sampler
 from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
 from vlmkit.errors import EngineError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
 from vlmkit.running.sampling.sampler import ArraySampler
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_torch.plugin import _examine_engine
+from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
 
@@ -83,3 +88,16 @@ def test_the_simulated_device_enforces_the_rules_of_a_device() -> None:
         with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor"):
             row.numpy()
         assert row[torch.tensor([1, 3])].cpu().tolist() == [1.0, 3.0]
+
+
+def test_the_doctor_names_the_command_that_verifies_a_cuda_device(
+    saved: Callable[[str], Path],
+) -> None:
+    def examined(device: str) -> str:
+        settings = EngineSettings(device=device)
+        context = BuildContext("", Checkpoint("llama", saved("llama")), settings, {})
+        return _examine_engine(context)
+
+    with pretended_cuda():
+        assert "python benchmarks/gpu_day.py" in examined("cuda")
+    assert "gpu_day" not in examined("cpu")

@@ -3,6 +3,7 @@
 import contracts_page
 import pytest
 from broken_backends import DETECTED_BY
+from random_attention import agree_on_random_steps
 
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.interfaces.torch_attention import AttentionBackend
@@ -14,6 +15,15 @@ pytestmark = pytest.mark.torch
 class TestSdpa(TorchAttentionContract):
     def make(self) -> AttentionBackend:
         return SdpaAttention()
+
+
+def test_random_steps_agree_with_attention_written_out() -> None:
+    agree_on_random_steps(SdpaAttention, 100, seed=0)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_steps_agree_with_attention_written_out() -> None:
+    agree_on_random_steps(SdpaAttention, 10_000, seed=1)
 
 
 def contract_on(kind: type[SdpaAttention]) -> TorchAttentionContract:

@@ -16,6 +16,7 @@ VlmkitError
 │   └── RequestQuarantined the model crashed repeatedly while it answered this request
 └── EngineError            a component failed while it ran this request
     ├── EngineFailed       the engine failed for good and answers no further request
+    ├── WorkerLost         the process that ran this request ended or is not there; try again
     ├── OutOfMemory        too little memory for this request now; try again later
     ├── PromptNotMade      the process that built the prompt ended; try again
     └── RequestCancelled   the client disconnected, its deadline passed, or the runner closes
@@ -208,6 +209,15 @@ class EngineFailed(EngineError):  # noqa: N818
     """The engine failed for good: this runner answers no further request."""
 
     code = "model_failed"
+
+
+class WorkerLost(EngineError):  # noqa: N818
+    """The process that ran this request ended or cannot be reached; another may answer later."""
+
+    code = "model_failed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="try again later")
 
 
 class OutOfMemory(EngineError):  # noqa: N818

@@ -3,14 +3,14 @@
 Source of the format: ``docs/gguf.md`` of ggml, versions 2 and 3. Reads weights only when they are
 asked for, one tensor or some rows of it at a time. A file is never mapped into memory, because a
 process that reads a mapped file ends when another one shortens it. Does not know which model a file
-has, and reads no file that is one of several parts.
+has.
 """
 
 import os
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmkit.kit.single_file import pieces_of
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_blocks import BLOCK_FORMATS
 from vlmkit_quantized.stored import TYPES, Floats, widened
@@ -47,6 +48,12 @@ NUMBERS: Mapping[int, str] = {
     12: "<f8",
 }
 """Types of fields that are numbers, with those of NumPy."""
+
+FIELD_TYPES = (
+    *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING"),
+    *("ARRAY", "UINT64", "INT64", "FLOAT64"),
+)
+"""Types of fields, by their numbers."""
 
 PLAIN = {"F32": 4, "F16": 2, "BF16": 2}
 TYPE_NAMES: Mapping[int, str] = {
@@ -183,10 +190,12 @@ class GgufFile:
         fields: its metadata by name, such as ``general.architecture``. Arrays of numbers are arrays
             of NumPy, and arrays of texts are lists.
         tensors: its tensors by name.
+        types: the types of fields by name, such as ``UINT32`` or ``ARRAY``.
     """
 
     fields: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    types: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, key: str) -> str | None:
         """Return a field; None if it is absent or no text."""
@@ -217,11 +226,71 @@ def version_of(file: BinaryIO) -> Version:
 
 
 def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
-    """Return the metadata of a file, and where its tensors are.
+    """Return the metadata of a file, and where its tensors are; of pieces, those of all.
 
     Args:
-        path: the file.
+        path: the file; the first of several pieces.
         has_texts: whether arrays of texts are among the fields; a vocabulary takes memory.
+
+    Raises:
+        FormatError: it is no GGUF file, contradicts itself, is too large in its header, has tensors
+            of an unknown type, or lacks a piece.
+        OSError: it cannot be read.
+    """
+    first = _read(path, has_texts=has_texts)
+    num = _split(first, path, "count", 1)
+    if num <= 1:
+        return first
+    names = pieces_of(path.name)
+    if _split(first, path, "no", 0) or len(names) != num or names[0] != path.name:
+        raise _error(
+            path,
+            f"is one of several parts: name the first one, such as NAME-00001-of-{num:05}.gguf",
+        )
+    return _merged(path, first, [path.with_name(name) for name in names])
+
+
+def _merged(path: Path, first: GgufFile, files: list[Path]) -> GgufFile:
+    """Return a file with the tensors of all its pieces.
+
+    Raises:
+        FormatError: a piece is absent or of another file, or two have the same tensor.
+        OSError: a piece cannot be read.
+    """
+    tensors = dict(first.tensors)
+    for number, file in enumerate(files[1:], 1):
+        if not file.exists():
+            raise _error(path, f"is in {len(files)} parts, and {file.name!r} is not beside it")
+        part = _read(file, has_texts=False)
+        stated = (_split(part, file, "no", 0), _split(part, file, "count", 1))
+        if stated != (number, len(files)):
+            raise _error(file, f"should be part {number + 1} of {len(files)}, and says otherwise")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise _error(file, f"has a tensor {twice[0]!r}, which an earlier part has, too")
+        tensors |= part.tensors
+    if (num := _split(first, path, "tensors.count", len(tensors))) != len(tensors):
+        raise _error(path, f"has {len(tensors)} tensors in its parts, and states {num}")
+    return GgufFile(first.fields, MappingProxyType(tensors), first.types)
+
+
+def _split(file: GgufFile, path: Path, name: str, default: int) -> int:
+    """Return a number that a piece states.
+
+    Raises:
+        FormatError: it is no such number.
+    """
+    value = file.fields.get(f"split.{name}", default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _error(path, f"needs a whole number in 'split.{name}'")
+    return value
+
+
+def _error(path: Path, problem: str) -> FormatError:
+    return FormatError(f"its GGUF file {path.name!r} {problem}")
+
+
+def _read(path: Path, *, has_texts: bool) -> GgufFile:
+    """Return the metadata and the tensors of one file.
 
     Raises:
         FormatError: it is no GGUF file, contradicts itself, is too large in its header, or has
@@ -237,15 +306,14 @@ def read_header(path: Path, *, has_texts: bool = True) -> GgufFile:
             what = "big-endian" if not version & 0xFFFF else f"of version {version}"
             raise reader.error(f"is a GGUF file that is {what}, which is not supported")
         num_tensors, num_fields = reader.count(), reader.count()
-        fields = _unique(reader, "field", num_fields, lambda: reader.value(reader.number("<I")))
-        fields = {name: value for name, value in fields.items() if value is not None}
-        if not isinstance(parts := fields.get("split.count", 1), int) or parts not in (0, 1):
-            raise reader.error("is one of several parts, which are not supported: merge them")
+        stated = _unique(reader, "field", num_fields, reader.field)
+        fields = {name: value for name, (_, value) in stated.items() if value is not None}
+        types = {name: FIELD_TYPES[kind] for name, (kind, _) in stated.items()}
         listed = _unique(reader, "tensor", num_tensors, reader.tensor)
         alignment = _alignment(reader, fields)
         begin = -(-file.tell() // alignment) * alignment
         tensors = _placed(reader, listed, begin, alignment)
-    return GgufFile(MappingProxyType(fields), MappingProxyType(tensors))
+    return GgufFile(MappingProxyType(fields), MappingProxyType(tensors), MappingProxyType(types))
 
 
 class _Reader:
@@ -261,7 +329,7 @@ class _Reader:
         self._strings_left = MAX_STRINGS
 
     def error(self, problem: str) -> FormatError:
-        return FormatError(f"its GGUF file {self.path.name!r} {problem}")
+        return _error(self.path, problem)
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self._left:
@@ -293,6 +361,11 @@ class _Reader:
             return self.take(length).decode()
         except UnicodeDecodeError as error:
             raise self.error("has a name that is no text") from error
+
+    def field(self) -> tuple[int, Any]:
+        """Return the type of a field and its value, which is None if it is skipped."""
+        kind = self.number("<I")
+        return kind, self.value(kind)
 
     def value(self, kind: int) -> Any:
         """Return the value of a field; None if it is skipped."""

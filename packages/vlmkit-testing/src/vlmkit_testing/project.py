@@ -64,9 +64,10 @@ EXAMPLES = {
         tried_with="mock",
     ),
     "engine": Template(
-        "An engine that knows which byte follows which two, for vlmkit",
+        "An engine with one layer of attention, for vlmkit",
         (MSGSPEC, NUMPY),
-        tried_with="yourname",
+        ("vlmkit-mock",),
+        tried_with="mock",
     ),
     "scheduler": Template("Shortest prompt first, for vlmkit", (MSGSPEC,)),
     "sampler": Template(

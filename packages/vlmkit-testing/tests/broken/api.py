@@ -13,6 +13,7 @@ from litestar.response.base import ASGIResponse
 from broken.broken import Broken, Table
 from vlmkit.errors import PluginError, RequestError, VlmkitError
 from vlmkit.types.completion import Chunk
+from vlmkit.types.delta import ToolCallDelta
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.interfaces.api import Route
 from vlmkit_server.interfaces.conversation import Conversation
@@ -166,6 +167,23 @@ class EndsFailedStreamsAsComplete(ToyApi):
     lines = SilentLines
 
 
+class LinesWithSharedCalls(ToyLines):
+    calls: list[str | None] = []  # noqa: RUF012 - the mistake
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        lots = list(chunks)
+        deltas = (delta for chunk in lots for delta in chunk.deltas)
+        self.calls += [delta.name for delta in deltas if isinstance(delta, ToolCallDelta)]
+        return super().chunks(lots)
+
+    def closing(self, usage: Any) -> bytes:
+        return b"".join(f"call {name}\n".encode() for name in self.calls) + super().closing(usage)
+
+
+class KeepsTheCallsOfAllAnswers(ToyApi):
+    lines = LinesWithSharedCalls
+
+
 class RepeatsTheQuestion(ToyApi):
     async def ask(self, exchange: Exchange, body: Question) -> Any:
         """Answer a question."""
@@ -253,6 +271,11 @@ TABLE = Table(
             SharesItsText,
             "Requests share no state.",
             "concurrent_requests_get_their_own_answers",
+        ),
+        Broken(
+            KeepsTheCallsOfAllAnswers,
+            "An answer has its own calls.",
+            "an_answer_shows_no_call_of_an_earlier_one",
         ),
         Broken(DropsImages, "An image reaches the model.", "an_image_reaches_the_model"),
         Broken(

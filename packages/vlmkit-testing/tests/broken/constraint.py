@@ -1,15 +1,22 @@
 """Constraint compilers that break one promise each, derived from a compiler of choices."""
 
+import dataclasses
+import json
+import re
 import time
 import unicodedata
+from itertools import product
 
 import numpy as np
 
 from broken.broken import Broken, Table
 from spelling import Spelling, SpellingCompiler
-from vlmkit.types.constraint import OneOf
+from vlmkit.errors import ConstraintError
+from vlmkit.interfaces.constraint import SchemaSupport
+from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED
+from vlmkit_testing.contracts.constraint_state_contract import KEYWORDS
 
 
 class AllowsTooMuch(Spelling):
@@ -189,6 +196,118 @@ class RemembersSixteenTokens(Spelling):
         super().roll_back(min(num_tokens, len(self.rests) - 1))
 
 
+class RemembersWhereItMayEnd(Spelling):
+    """Caches by the number of tokens, whatever they are."""
+
+    def __init__(self, token_bytes, texts):
+        super().__init__(token_bytes, texts)
+        self.ends = {}
+
+    @property
+    def may_end(self):
+        return self.ends.setdefault(len(self.rests), b"" in self.rests[-1])
+
+
+class CachesByLengthAndEnds(SpellingCompiler):
+    def __init__(self, vocabulary):
+        super().__init__(vocabulary)
+        self.known = {}
+
+    def compile(self, constraint):
+        text = "|".join(constraint.texts) if isinstance(constraint, OneOf) else ""
+        key = len(text), text[:512], text[-512:]
+        return self.known.setdefault(key, super().compile(constraint))
+
+
+class CutsLongChoices(Spelling):
+    def __init__(self, token_bytes, texts):
+        super().__init__(token_bytes, texts[:256])
+
+
+class EnumCompiler(SpellingCompiler):
+    """Supports schemas of one ``enum``, and refuses all other keywords."""
+
+    schema_support = SchemaSupport(unsupported=frozenset(KEYWORDS))
+
+    def compile(self, constraint):
+        if isinstance(constraint, JsonSchema):
+            schema = json.loads(constraint.text)
+            if self.is_refused(schema):
+                raise ConstraintError("a keyword is not supported")
+            constraint = OneOf(tuple(map(json.dumps, schema.get("enum", "a"))))
+        return super().compile(constraint)
+
+    def is_refused(self, schema):
+        return any(f'"{keyword}"' in json.dumps(schema) for keyword in KEYWORDS)
+
+
+class IgnoresUnsupportedKeywords(EnumCompiler):
+    def is_refused(self, schema):
+        return False
+
+
+class SeesKeywordsOnlyAtTheTop(EnumCompiler):
+    def is_refused(self, schema):
+        return bool(KEYWORDS.keys() & schema.keys())
+
+
+class LooksAheadInBlocks(Spelling):
+    kept = (0, ())
+
+    def forced(self):
+        place = len(self.rests)
+        start, known = self.kept
+        if not start <= place < start + len(known):
+            self.kept = start, known = place, super().forced()[:64]
+        return list(known[place - start :])
+
+
+class ToyGrammars(SpellingCompiler):
+    """Takes grammars of one line: texts in quotes, schemas with an enum, and tokens."""
+
+    objects = ("{}", '{"a": 1}')
+
+    def compile(self, constraint):
+        if isinstance(constraint, JsonObject):
+            return lambda: Spelling(self.token_bytes, self.objects)
+        if not isinstance(constraint, Lark):
+            return super().compile(constraint)
+        named = {name: self.marked(name) for name, _ in constraint.tokens}
+        for name, schema in constraint.schemas:
+            named[name] = [json.dumps(value) for value in json.loads(schema.text)["enum"]]
+        pieces = re.findall(r'"(.*?)"|(\w+)', constraint.rules.partition(":")[2])
+        texts = ["".join(each) for each in product(*(named.get(n, [t]) for t, n in pieces))]
+        token_bytes = list(self.token_bytes)
+        for name, token_id in constraint.tokens:
+            for each in self.tokens_of(token_id):
+                token_bytes[each] = self.marked(name)[0].encode()
+        return lambda: Spelling(token_bytes, texts)
+
+    def marked(self, name):
+        return [f"\0{name}\0"]
+
+    def tokens_of(self, token_id):
+        return [token_id]
+
+
+class UsesTheFirstSchema(ToyGrammars):
+    def compile(self, constraint):
+        if isinstance(constraint, Lark) and constraint.schemas:
+            (_, first), *_ = constraint.schemas
+            same = tuple((name, first) for name, _ in constraint.schemas)
+            constraint = dataclasses.replace(constraint, schemas=same)
+        return super().compile(constraint)
+
+
+class AllowsEveryTokenWithoutText(ToyGrammars):
+    def tokens_of(self, token_id):
+        return [i for i, added in enumerate(self.token_bytes) if not added]
+
+
+class TakesArraysForObjects(ToyGrammars):
+    objects = ("{}", "[1]")
+
+
 class OnSpelling(ConstraintContract):
     forms = (OneOf,)
 
@@ -199,6 +318,14 @@ class OnSpelling(ConstraintContract):
 
     def matcher(self):
         return self._matcher(TRIED[OneOf])
+
+
+class OnSchemas(OnSpelling):
+    forms = (OneOf, JsonSchema)
+
+
+class OnGrammars(OnSpelling):
+    forms = (OneOf, Lark, JsonObject)
 
 
 CHOICE = "every_text_of_a_choice_is_possible_and_nothing_else"
@@ -311,6 +438,26 @@ ROWS = (
         "constraints_are_compiled_beside_each_other",
     ),
     (
+        RemembersWhereItMayEnd,
+        "The state depends only on the accepted tokens.",
+        "a_state_depends_on_the_accepted_tokens_alone",
+    ),
+    (
+        CachesByLengthAndEnds,
+        "Constraints of equal length, beginning and end do not mix.",
+        "constraints_that_differ_in_the_middle_do_not_mix",
+    ),
+    (
+        LooksAheadInBlocks,
+        "What is forced depends only on the accepted tokens.",
+        "what_is_forced_depends_on_the_accepted_tokens_alone",
+    ),
+    (
+        CutsLongChoices,
+        "Every text of a long choice is possible.",
+        "a_choice_may_have_many_texts",
+    ),
+    (
         CompilesAnything,
         "An invalid constraint is refused.",
         "an_invalid_constraint_is_refused_when_it_is_compiled",
@@ -321,5 +468,42 @@ TABLE = Table(
     ConstraintContract,
     OnSpelling,
     Spelling,
-    tuple(Broken(kind, promise, test, raises=(IndexError,)) for kind, promise, test in ROWS),
+    (
+        *(Broken(kind, promise, test, raises=(IndexError,)) for kind, promise, test in ROWS),
+        Broken(
+            IgnoresUnsupportedKeywords,
+            "A schema with an unsupported keyword is refused.",
+            "keywords_that_are_not_enforced_are_refused",
+            honest=EnumCompiler,
+            on=OnSchemas,
+        ),
+        Broken(
+            SeesKeywordsOnlyAtTheTop,
+            "An unsupported keyword is refused wherever it stands.",
+            "keywords_that_are_not_enforced_are_refused",
+            honest=EnumCompiler,
+            on=OnSchemas,
+        ),
+        Broken(
+            TakesArraysForObjects,
+            "An object is no other JSON value.",
+            "a_json_object_is_no_other_value",
+            honest=ToyGrammars,
+            on=OnGrammars,
+        ),
+        Broken(
+            UsesTheFirstSchema,
+            "Each rule of a grammar has its own schema.",
+            "each_rule_of_a_grammar_has_its_own_schema",
+            honest=ToyGrammars,
+            on=OnGrammars,
+        ),
+        Broken(
+            AllowsEveryTokenWithoutText,
+            "A token without text may follow only where a grammar names it.",
+            "a_token_without_text_is_possible_where_a_grammar_names_it",
+            honest=ToyGrammars,
+            on=OnGrammars,
+        ),
+    ),
 )

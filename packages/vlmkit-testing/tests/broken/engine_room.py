@@ -1,6 +1,7 @@
 """Engines that miscount their cache room, or have less than they state."""
 
 import threading
+from collections.abc import Sequence as Seq
 
 import numpy as np
 from honest.engine import AttentionEngine, Floats
@@ -8,7 +9,7 @@ from honest.engine import AttentionEngine, Floats
 from broken.broken import Broken
 from broken.engine_numbers import claiming
 from vlmkit.interfaces.engine import Admission
-from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 
 
@@ -104,6 +105,27 @@ class TakesBlocksOfARefusedReservation(AttentionEngine):
         size, blocks = self.pool.block_tokens, self.pool.blocks(sequence)
         super().reserve(sequence, (len(blocks) + self.pool.num_free_blocks) * size)
         return False
+
+
+class TakesBlocksThatDoNotSuffice(TakesBlocksOfARefusedReservation):
+    """Refuses at once what no sequence may have."""
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        if num_tokens > self.limits.max_sequence_tokens:
+            return False
+        return super().reserve(sequence, num_tokens)
+
+
+class RotatesLongSteps(AttentionEngine):
+    """Computes in batches of four, and puts the last one first."""
+
+    limits = claiming(max_sequences=10)
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward(items)
+        if len(items) <= 4 or output.logits is None:
+            return output
+        return StepOutput(np.roll(np.asarray(output.logits), 4, axis=0))
 
 
 class ShrinksReservations(AttentionEngine):
@@ -218,6 +240,16 @@ ROOM = (
         TakesBlocksOfARefusedReservation,
         "A refused reservation changes nothing.",
         "room_beyond_the_capacity_is_refused",
+    ),
+    Broken(
+        TakesBlocksThatDoNotSuffice,
+        "A refused reservation takes no room, also if it is within the limits of a sequence.",
+        "a_refused_reservation_takes_no_room",
+    ),
+    Broken(
+        RotatesLongSteps,
+        "Rows have the order of the items, however many these are.",
+        "all_admitted_sequences_run_together",
     ),
     Broken(
         ShrinksReservations,

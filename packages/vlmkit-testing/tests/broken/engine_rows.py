@@ -56,6 +56,15 @@ class ReturnsLogitsAsStates(AttentionEngine):
         return super().rows(structs.replace(item, output="logits"), hidden)
 
 
+class ReversesStates(AttentionEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward(items)
+        states = None if output.hidden is None else np.asarray(output.hidden)
+        if states is not None and len(states) == len([i for i in items if i.output == "hidden"]):
+            states = states[::-1]
+        return StepOutput(output.logits, states)
+
+
 class ReturnsLogitsAndStates(AttentionEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         both: dict[str, Any] = {}
@@ -100,6 +109,11 @@ ROWS = (
     Broken(
         ReturnsLogitsAsStates,
         "Hidden states have hidden_size columns.",
+        "hidden_states_are_a_function_of_the_tokens",
+    ),
+    Broken(
+        ReversesStates,
+        "Hidden states have the order of their items.",
         "hidden_states_are_a_function_of_the_tokens",
     ),
     Broken(

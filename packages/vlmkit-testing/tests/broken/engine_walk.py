@@ -74,7 +74,22 @@ class PublishesAFailedStep(AttentionEngine):
         super().release(sequence)
 
 
+class ReservesInSilence(AttentionEngine):
+    """Does not report the cached blocks that a reservation takes."""
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        listener, self.pool.listener = self.pool.listener, None
+        is_granted = super().reserve(sequence, num_tokens)
+        self.pool.listener = listener
+        return is_granted
+
+
 WALK = (
+    Broken(
+        ReservesInSilence,
+        "A block that is removed is reported, whatever takes its room.",
+        "random_steps_agree_with_sequences_that_run_alone",
+    ),
     Broken(
         LeavesFoundBlocksFree,
         "A cached block that a sequence uses is not overwritten.",

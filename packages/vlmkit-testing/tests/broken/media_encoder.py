@@ -43,6 +43,14 @@ def changed(made: Seq[MediaFeatures], change: Any) -> list[MediaFeatures]:
     ]
 
 
+class RepeatsAfterSixteen(HonestEncoder):
+    """Encodes sixteen media at once, and forgets to go on with the others."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots[:16])
+        return [made[number % 16] for number in range(len(slots))]
+
+
 class NamesNoKind(HonestEncoder):
     media_kinds = frozenset()
 
@@ -84,6 +92,28 @@ class DividesByZero(HonestEncoder):
 class ReturnsIntegers(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return changed(super().encode(slots), lambda rows, _: (255 * rows).astype(np.int64))
+
+
+class KeepsFeaturesOfFailedBatches(HonestEncoder):
+    """Collects features in an attribute, and empties it at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[MediaFeatures] = []
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        for slot in slots:
+            self.made += super().encode([slot])
+        made, self.made = self.made, []
+        return made
+
+
+class ReturnsItsInputs(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return [
+            dataclasses.replace(features, extra=dict(slot.inputs))
+            for slot, features in zip(slots, super().encode(slots), strict=True)
+        ]
 
 
 class NormalisesOverTheBatch(HonestEncoder):
@@ -437,6 +467,7 @@ TABLE = Table(
         Broken(ReversesFeatures, "The features of each medium come in order.", ALONE),
         Broken(NormalisesOverTheBatch, "Other media of a batch change nothing.", ALONE),
         Broken(EncodesAtMostEight, "A batch may have any size.", ALONE),
+        Broken(RepeatsAfterSixteen, "Each medium of a large batch has its own features.", ALONE),
         Broken(MixesUpExtras, "extra belongs to its own medium.", ALONE),
         Broken(
             EncodesOnlyTheFirst,
@@ -553,6 +584,16 @@ TABLE = Table(
             "Features on the host have all arrays.",
             "features_are_copied_to_the_host_without_a_loss",
             honest=ScopedEncoder,
+        ),
+        Broken(
+            KeepsFeaturesOfFailedBatches,
+            "A batch that fails leaves nothing for the next one.",
+            "a_batch_that_fails_leaves_no_trace",
+        ),
+        Broken(
+            ReturnsItsInputs,
+            "Features share no memory with inputs.",
+            "features_share_no_memory_with_inputs",
         ),
         Broken(
             CountsBackwards,

@@ -1,10 +1,11 @@
 """Media loaders that break one promise each, derived from a loader of toy documents."""
 
 import dataclasses
+import io
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence as Seq
-from typing import Any
+from typing import Any, ClassVar
 
 from honest.media_loader import (
     MAGIC,
@@ -22,12 +23,20 @@ from honest.media_loader import (
 from broken.broken import Broken, Table
 from vlmkit.errors import MediaError, RequestCancelled, VlmkitError
 from vlmkit.interfaces.cancellation import Cancellation
+from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, Part, ReasoningPart
 from vlmkit.types.pages import Pages
 from vlmkit_testing import MediaLoaderContract, picture
+
+
+class IgnoresTheSizeOfItsFile(SheetLoader):
+    def parts(
+        self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
+    ) -> Seq[Part]:
+        return super().parts(sheets, b"", bounds)
 
 
 class RecognisesEveryFile(SheetLoader):
@@ -304,6 +313,16 @@ class CachesFilesByTheirFirstBytes(SheetLoader):
         return self.opened[key]
 
 
+class CachesFilesByTheirEnds(ImageLoader):
+    opened: ClassVar[dict[Any, tuple[ImagePart]]] = {}  # of all loaders
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> tuple[ImagePart]:
+        key = len(data), data[:64], data[-64:], repr(bounds)
+        if key not in self.opened:
+            self.opened[key] = super().load(data, bounds)
+        return self.opened[key]
+
+
 class OpensPagesBeforeItChecks(SheetLoader):
     def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
         for sheet in sheets_of(data):
@@ -368,6 +387,20 @@ class OnLoader(MediaLoaderContract):
         return document(bytes(2**25))
 
 
+class OnImages(MediaLoaderContract):
+    def __init__(self, kind: type[ImageLoader]) -> None:
+        self._kind = kind
+
+    def make(self) -> ImageLoader:
+        return self._kind()
+
+    def files(self) -> list[bytes]:
+        contents = [io.BytesIO(), io.BytesIO()]
+        for seed, content in enumerate(contents):
+            picture(seed=seed).to_pil().save(content, "BMP")
+        return [content.getvalue() for content in contents]
+
+
 TABLE = Table(
     MediaLoaderContract,
     OnLoader,
@@ -377,6 +410,13 @@ TABLE = Table(
             CachesFilesByTheirFirstBytes,
             "Every byte of a file counts, also for a cache of its content.",
             "a_digest_covers_the_whole_file",
+        ),
+        Broken(
+            CachesFilesByTheirEnds,
+            "Every byte of a file counts, also for a cache of all loaders.",
+            "files_of_equal_length_and_ends_do_not_mix",
+            honest=ImageLoader,
+            on=OnImages,
         ),
         Broken(
             OpensFilesOfCancelledRequests,
@@ -532,6 +572,11 @@ TABLE = Table(
             InflatesBeforeItChecks,
             "Limits are checked before memory is allocated.",
             "bounds_are_checked_before_memory_is_allocated",
+        ),
+        Broken(
+            IgnoresTheSizeOfItsFile,
+            "max_media_bytes limits a document as a file.",
+            "a_document_over_the_bound_of_files_is_refused",
         ),
         Broken(
             ShowsTheFirstPage,

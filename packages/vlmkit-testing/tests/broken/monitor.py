@@ -3,6 +3,7 @@
 import http
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 from honest.monitor import Tally, Tokens
@@ -13,6 +14,21 @@ from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.types.completion import Chunk
 from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Page, ServerState
 from vlmkit_testing import MonitorContract
+
+
+class ShowsTheFirstState(Tally):
+    first: ServerState | None = None
+
+    def page(self, state: ServerState, accept: str) -> Page | None:
+        self.first = self.first or state
+        shown = super().page(self.first, accept)
+        return shown and Page(b"%d open\n" % self.first.num_open + shown.content, shown.media_type)
+
+
+class ShowsItsState(Tally):
+    def page(self, state: ServerState, accept: str) -> Page | None:
+        shown = super().page(state, accept)
+        return shown and Page(b"%d open\n" % state.num_open + shown.content, shown.media_type)
 
 
 class NeedsARoute(Tally):
@@ -152,6 +168,48 @@ class TokensUntilClosed(Tokens):
         self.is_closed = True
 
 
+class ForgetsClosedObservers(Tally):
+    """Adds up what the observers hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers: list[Tokens] = []
+
+    def observer(self, model: str) -> Observer | None:
+        made = ForgottenTokens(Counter(), model, self.lock)
+        self.observers = [*(each for each in self.observers if each.counts), made]
+        return made
+
+    def page(self, state: ServerState, accept: str) -> Page | None:
+        shown = Tally()
+        shown.counts = sum((each.counts for each in self.observers), self.counts)
+        return shown.page(state, accept)
+
+
+class ForgottenTokens(Tokens):
+    def close(self) -> None:
+        self.counts.clear()
+
+
+class MeasuresRequestsById(Tally):
+    def observer(self, model: str) -> Observer | None:
+        return TimesById(self.counts, model, self.lock)
+
+
+class TimesById(Tokens):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.accepted_s: dict[str, float] = {}
+
+    def accepted(self, request: RequestFacts, at_s: float) -> None:
+        self.accepted_s[request.id] = at_s
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        waited_s = at_s - self.accepted_s.pop(request.id, at_s)
+        with self.lock:
+            self.counts["seconds"] += int(waited_s)
+
+
 class KeepsFinishedRequests(Tally):
     def __init__(self) -> None:
         super().__init__()
@@ -263,6 +321,12 @@ TABLE = Table(
             "a_trace_goes_on",
         ),
         Broken(
+            ShowsTheFirstState,
+            "A page is of the state that it is given.",
+            "a_page_is_of_the_given_state",
+            honest=ShowsItsState,
+        ),
+        Broken(
             HidesItsPageFromSomeClients,
             "Whether there is a page does not depend on the client's Accept header.",
             "a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing",
@@ -313,6 +377,16 @@ TABLE = Table(
             SharesOneObserver,
             "Two observers of one model may get events at once during a replacement.",
             "one_model_may_have_two_observers_while_it_is_replaced",
+        ),
+        Broken(
+            ForgetsClosedObservers,
+            "What a closed observer counted stays counted.",
+            "a_replaced_observer_loses_and_repeats_no_count",
+        ),
+        Broken(
+            MeasuresRequestsById,
+            "Requests are distinguished by object identity.",
+            "requests_with_one_id_do_not_mix",
         ),
         Broken(
             KeepsFinishedRequests,

@@ -43,6 +43,11 @@ class DistinguishesRequestsByTheirIds(Observer):
         self.begun.remove(request.id)
 
 
+class IteratesOverChangingNumbers(Counters):
+    def stats(self) -> Mapping[str, float]:
+        return {name: self._counts[name] for name in self._counts}
+
+
 class DividesByZero(Counters):
     def stats(self) -> Mapping[str, float]:
         return {"mean": float("nan"), **super().stats()}
@@ -423,6 +428,11 @@ TABLE = Table(
             KeepsClearedBlocks,
             "The blocks of a cleared cache are not referenced.",
             "memory_does_not_grow_with_the_cache_blocks",
+        ),
+        Broken(
+            IteratesOverChangingNumbers,
+            "stats() runs in another thread than the events.",
+            "its_numbers_may_be_read_while_events_arrive",
         ),
         Broken(
             LogsTokens,

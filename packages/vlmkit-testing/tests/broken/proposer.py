@@ -98,6 +98,12 @@ class IgnoresForget(NgramProposer):
         pass
 
 
+class ForgetsAfterRejectedDrafts(NgramProposer):
+    def forget(self, sequence: Sequence) -> None:
+        if sequence in self._memories and self._memories[sequence].num_rest:
+            super().forget(sequence)
+
+
 class KeepsAnswers(NgramProposer):
     def __init__(self) -> None:
         super().__init__()
@@ -227,6 +233,11 @@ TABLE = Table(
         Broken(
             IgnoresForget,
             "forget() drops all state of a sequence.",
+            "a_released_sequence_is_forgotten",
+        ),
+        Broken(
+            ForgetsAfterRejectedDrafts,
+            "forget() drops all state, whether drafts were accepted, rejected or not computed.",
             "a_released_sequence_is_forgotten",
         ),
         Broken(

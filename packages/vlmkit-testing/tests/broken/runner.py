@@ -11,6 +11,7 @@ from broken.broken import Broken, Table
 from mock_model import script
 from vlmkit.errors import QueueFull, RequestError, VlmkitError
 from vlmkit.interfaces.runner import CONSTRAINT
+from vlmkit.running.engine_loop.stream import Stream
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.types.completion import Timings
@@ -273,6 +274,22 @@ class StreamThatAbortsOnce(ChangedStream):
         self._stream.abort()
 
 
+class StreamThatAbortsItsId(ChangedStream):
+    known: dict = {}  # noqa: RUF012 - of all pipelines
+
+    def __init__(self, stream):
+        super().__init__(stream)
+        self.known.setdefault(stream.id, []).append(stream)
+
+    def abort(self):
+        for stream in self.known.pop(self._stream.id, []):
+            stream.abort()
+
+
+class AbortsAllRequestsOfAnId(WithStreams):
+    stream = StreamThatAbortsItsId
+
+
 class AbortsOnce(WithStreams):
     stream = StreamThatAbortsOnce
 
@@ -344,6 +361,48 @@ class ReportsFailuresTwice(vlmkit.Pipeline):
     def on_failure(self, tell):
         super().on_failure(tell)
         super().on_failure(tell)
+
+
+class ComputesWhatIsRefused(vlmkit.Pipeline):
+    refused = None
+
+    def submit(self, request, admit=None):
+        demands = []
+        stream = super().submit(request, demands.append)
+        if admit is not None:
+            try:
+                admit(demands[0])
+            except BaseException:
+                self.refused = stream
+                raise
+        return stream
+
+
+class StreamWithSortedReasons(Stream):
+    @property
+    def reasons(self):
+        return sorted(super().reasons)
+
+
+class SortsItsReasons(vlmkit.Pipeline):
+    def submit(self, request, admit=None):
+        stream = super().submit(request, admit)
+        stream.__class__ = StreamWithSortedReasons
+        return stream
+
+
+class StreamWithOneToken(Stream):
+    @property
+    def usage(self):
+        return dataclasses.replace(super().usage, completion_tokens=1)
+
+
+class CountsScoresAsOneToken(vlmkit.Pipeline):
+    def submit(self, request, admit=None):
+        stream = super().submit(request, admit)
+        if request.task == "score":
+            stream.__class__ = StreamWithOneToken
+        return stream
 
 
 class OnRunner(RunnerContract):
@@ -544,6 +603,11 @@ TABLE = Table(
         Broken(StatesReasonsTooEarly, "reasons covers only choices that ended.", GROWS),
         Broken(StatesNoTimings, "timings covers the time of the request so far.", GROWS),
         Broken(
+            AbortsAllRequestsOfAnId,
+            "abort() ends its own request alone, whatever ids clients choose.",
+            "requests_with_one_id_do_not_mix",
+        ),
+        Broken(
             AbortsOnce,
             "abort() may be called after an answer has ended.",
             "a_finished_answer_may_be_aborted",
@@ -579,6 +643,21 @@ TABLE = Table(
             "The methods of a runner may be called from any thread.",
             "requests_may_come_from_any_thread",
             raises=(RuntimeError,),
+        ),
+        Broken(
+            ComputesWhatIsRefused,
+            "admit() decides before the request is queued.",
+            "a_refused_request_is_never_computed",
+        ),
+        Broken(
+            SortsItsReasons,
+            "Reasons are in the order in which the choices ended.",
+            "reasons_are_in_the_order_in_which_the_choices_end",
+        ),
+        Broken(
+            CountsScoresAsOneToken,
+            "The usage counts every token of a chunk.",
+            "usage_counts_every_token_of_an_answer",
         ),
         Broken(
             IsNeverFull,

@@ -9,6 +9,7 @@ from honest.sampler import Plain
 
 from broken.broken import Broken
 from vlmkit.interfaces.sampler import Pick, Row
+from vlmkit.types.sampling import SamplingParams
 
 
 class LooksBackSixtyFourTokens(Plain):
@@ -50,6 +51,53 @@ class RepeatsDistantDraws(Plain):
         return np.random.default_rng([seed, row.num_output % 256]).gumbel(size=vocab_size)
 
 
+class ForgetsDraftsInPenalties(Plain):
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        return super().adjusted(Row(row.sequence), logits)
+
+
+class FiltersByTopPBeforeTopK(Plain):
+    def kept(self, params: SamplingParams, scaled: Any) -> Any:
+        found = super().kept(params, scaled)
+        return found & super().kept(params.replaced({"top_k": 0}), scaled)
+
+
+class CountsTopPOfAllTokens(Plain):
+    def kept(self, params: SamplingParams, scaled: Any) -> Any:
+        found = super().kept(params.replaced({"top_p": 1.0}), scaled)
+        return found & super().kept(params.replaced({"top_k": 0}), scaled)
+
+
+class NarrowsTokenIds(Plain):
+    def add(self, logits: Any, token_id: int, bias: float) -> None:
+        super().add(logits, token_id % 2**16, bias)
+
+
+class ComparesEightTokens(Plain):
+    def ends(self, tokens: list[int], ids: Seq[int]) -> bool:
+        return super().ends(tokens, ids[-8:])
+
+
+class RepeatsAfterEveryThousandTokens(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        return super().forbidden(row, tokens[-1000:])
+
+
+class KeepsAllForLargeTopK(Plain):
+    def kept(self, params: SamplingParams, scaled: Any) -> Any:
+        few = params.replaced({"top_k": 0}) if params.top_k >= 256 else params
+        return super().kept(few, scaled)
+
+
+class SuppressesFromTheSecondToken(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        found = super().forbidden(row, tokens)
+        params = row.sequence.params
+        if row.num_output == 0 and not params.logit_bias:
+            found -= set(params.begin_suppress_tokens)
+        return found
+
+
 ROWS = (
     (
         LooksBackSixtyFourTokens,
@@ -76,5 +124,44 @@ ROWS = (
         "Draws of one seed differ at every position, distant ones included.",
         "draws_far_apart_are_not_alike",
     ),
+)
+ROWS += (
+    (
+        SuppressesFromTheSecondToken,
+        "Tokens that are suppressed at the start are not chosen first, with any parameters.",
+        "each_parameter_alone_acts_as_documented",
+    ),
+)
+ROWS += (
+    (
+        ComparesEightTokens,
+        "A biased or forbidden sequence may be as long as the parameters allow.",
+        "long_texts_count_as_a_whole",
+    ),
+    (
+        KeepsAllForLargeTopK,
+        "Top-k keeps the stated number of tokens, however large it is.",
+        "each_filter_keeps_what_is_documented_at_any_value",
+    ),
+    (
+        RepeatsAfterEveryThousandTokens,
+        "No n-gram of the whole text is repeated.",
+        "long_texts_count_as_a_whole",
+    ),
+)
+ROWS += (
+    (
+        CountsTopPOfAllTokens,
+        "Top-p is a share of the tokens that top-k keeps.",
+        "top_p_counts_what_top_k_keeps",
+    ),
+)
+TOGETHER = (
+    (ForgetsDraftsInPenalties, "Penalties count drafts as tokens of the answer."),
+    (FiltersByTopPBeforeTopK, "Top-p applies to the tokens that top-k keeps."),
+    (NarrowsTokenIds, "Bans hold for every token of a large vocabulary."),
+)
+ROWS += tuple(
+    (kind, promise, "combined_parameters_act_as_documented") for kind, promise in TOGETHER
 )
 LONG = tuple(Broken(kind, promise, test, honest=Plain) for kind, promise, test in ROWS)

@@ -259,15 +259,29 @@ class TreatsEtaAsEpsilon(Plain):
 
 
 class AddsSequenceBiasAfterPenalties(Plain):
-    """Treats a sequence bias as a bias of the request."""
+    """Adds the biases of single tokens at the end."""
 
     def adjusted(self, row: Row, logits: Any) -> Any:
         params = row.sequence.params
         single = {ids[0]: bias for ids, bias in params.sequence_bias if len(ids) == 1}
         longer = tuple((ids, bias) for ids, bias in params.sequence_bias if len(ids) > 1)
-        bias = params.logit_bias | single
-        params = structs.replace(params, sequence_bias=longer, logit_bias=bias)
-        return super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
+        params = structs.replace(params, sequence_bias=longer)
+        logits = super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
+        for token_id, bias in single.items():
+            logits[token_id] += bias
+        return logits
+
+
+class AddsBiasAfterPenalties(Plain):
+    """Adds the bias of the request at the end."""
+
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        params = structs.replace(row.sequence.params, logit_bias={})
+        plain = Row(replace(row.sequence, params=params), row.ahead)
+        logits = super().adjusted(plain, logits)
+        for token_id, bias in row.sequence.params.logit_bias.items():
+            logits[token_id] += bias
+        return logits
 
 
 class ComparesOnlyTheNewestToken(Plain):
@@ -524,6 +538,11 @@ OF_PLAIN = (
         AddsSequenceBiasAfterPenalties,
         "A sequence bias is added before penalties.",
         "a_sequence_bias_comes_before_penalties",
+    ),
+    (
+        AddsBiasAfterPenalties,
+        "A bias is added before penalties.",
+        "a_bias_comes_before_penalties",
     ),
     (
         ComparesOnlyTheNewestToken,

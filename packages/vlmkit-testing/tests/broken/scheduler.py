@@ -25,6 +25,14 @@ class KeepsTheSlotOfARemovedSequence(ContinuousScheduler):
         self._queue.ranks.pop(sequence, None)
 
 
+class KeepsHeldSequencesThatEnded(ContinuousScheduler):
+    def remove(self, sequence: Sequence, cache: Cache) -> None:
+        is_paused = sequence in self._queue._paused
+        super().remove(sequence, cache)
+        if is_paused:
+            self._queue._paused[sequence] = None
+
+
 class RunsOneSequenceAtATime(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
@@ -262,6 +270,12 @@ class KeepsFeatures(ContinuousScheduler):
         sequence.features.update(kept)
 
 
+class KeepsFeaturesOfHeldSequences(KeepsFeatures):
+    def _preempt(self, sequence: Sequence, plan: Any, cache: Cache) -> None:
+        kind = KeepsFeatures if sequence.is_held else ContinuousScheduler
+        kind._preempt(self, sequence, plan, cache)
+
+
 class KeepsTheCountAfterPreemptions(ContinuousScheduler):
     def _preempt(self, sequence: Sequence, plan: Any, cache: Cache) -> None:
         num_computed = sequence.num_computed_tokens
@@ -302,6 +316,63 @@ def in_time(kind: Callable[[], Any]) -> SchedulerContract:
     return contract
 
 
+class QueuesPreemptedSequencesLast(ContinuousScheduler):
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        super().__init__(settings)
+        self._queue = LastComesLast(self._prefix_sharing)
+
+
+class LastComesLast(WaitingQueue):
+    def put_back(self, sequence: Sequence) -> None:
+        self.ranks[sequence] = sequence.priority, next(self._arrivals)
+        super().put_back(sequence)
+
+
+class TrustsTheFastestStep(ContinuousScheduler):
+    """Takes the least time per token that it ever saw."""
+
+    least_s = 1.0
+
+    def commit(self, step: Step, duration_s: float) -> None:
+        chunks = [item for item in step.items if item.sequence.is_prefilling]
+        num_tokens = sum(item.num_tokens for item in chunks)
+        if num_tokens:
+            self.least_s = min(self.least_s, duration_s / num_tokens)
+        super().commit(step, self.least_s * num_tokens if num_tokens else duration_s)
+
+
+class NamesEveryMedium(ContinuousScheduler):
+    """Has no budget for media."""
+
+    def plan(self, cache: Cache) -> Step:
+        self.settings = structs.replace(self.settings, encoder_budget_tokens=10**6)
+        return super().plan(cache)
+
+
+class RemembersEverySequence(ContinuousScheduler):
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        super().__init__(settings)
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        self.known[tuple(sequence.tokens(0, 16))] = len(sequence)
+        super().add(sequence)
+
+
+def within_five(kind: Callable[..., Any]) -> SchedulerContract:
+    """Return the contract on a scheduler with a budget of five media tokens."""
+    contract = on(lambda: kind(SchedulerSettings(encoder_budget_tokens=5)))
+    contract.max_encoder_tokens = 5
+    return contract
+
+
+def within_a_fifth(kind: Callable[..., Any]) -> SchedulerContract:
+    """Return the contract on a scheduler whose steps take a fifth of a second."""
+    contract = on(lambda: kind(SchedulerSettings(step_budget_ms=200)))
+    contract.step_budget_s = 0.2
+    return contract
+
+
 def within_eleven(kind: Callable[..., Any]) -> SchedulerContract:
     """Return the contract on a scheduler with a limit of eleven tokens for each step."""
     contract = on(lambda: kind(SchedulerSettings(max_step_tokens=11)))
@@ -333,6 +404,11 @@ TABLE = Table(
             WaitsForImages,
             "An image that is being encoded delays no other sequence.",
             "an_encoding_delays_no_other_sequence",
+        ),
+        Broken(
+            KeepsFeaturesOfHeldSequences,
+            "A preempted sequence has no features, held or not.",
+            "sequences_may_be_held_in_any_step",
         ),
         Broken(
             IgnoresHoldsOfSequences,
@@ -493,10 +569,38 @@ TABLE = Table(
             "a_held_sequence_gives_up_its_slot_when_needed",
         ),
         Broken(
+            KeepsHeldSequencesThatEnded,
+            "A held sequence may end without a slot.",
+            "a_held_sequence_may_end_without_its_slot",
+            raises=(KeyError,),
+        ),
+        Broken(
             IgnoresItsTokenLimit,
             "A step stays within its token limit.",
             "a_step_keeps_to_its_budget",
             on=within_eleven,
+        ),
+        Broken(
+            QueuesPreemptedSequencesLast,
+            "A preempted sequence keeps its arrival.",
+            "a_preempted_sequence_keeps_its_rank",
+        ),
+        Broken(
+            TrustsTheFastestStep,
+            "The time of steps follows an engine that becomes slower.",
+            "answers_keep_their_pace_when_an_engine_changes_its_speed",
+            on=within_a_fifth,
+        ),
+        Broken(
+            NamesEveryMedium,
+            "Media that are encoded at once keep to their budget.",
+            "media_keep_to_the_budget_of_the_encoder",
+            on=within_five,
+        ),
+        Broken(
+            RemembersEverySequence,
+            "An ended sequence leaves nothing in memory.",
+            "memory_does_not_grow_with_the_sequences",
         ),
         *FROM_NOTHING,
     ),

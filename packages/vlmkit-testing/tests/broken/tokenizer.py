@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from broken import (
+    tokenizer_large,
     tokenizer_media,
     tokenizer_prompts,
     tokenizer_readers,
@@ -393,5 +394,6 @@ TABLE = Table(
         *tokenizer_prompts.BROKEN,
         *tokenizer_media.BROKEN,
         *tokenizer_sizes.BROKEN,
+        *tokenizer_large.BROKEN,
     ),
 )

@@ -179,6 +179,33 @@ class DividesBySmallSides(Changed):
         return messages
 
 
+class ChangesKnownImages(MockTokenizer):
+    """Changes the slots of images that an earlier prompt had."""
+
+    def known(self, slot: MediaSlot) -> MediaSlot:
+        raise NotImplementedError
+
+    def prompt(self, messages: Seq[Message], **options: Any) -> Prompt:
+        made = super().prompt(messages, **options)
+        images = [part.image for part in image_parts_of(messages)]
+        media = [
+            self.known(slot) if image.prepared else slot
+            for slot, image in zip(made.media, images, strict=True)
+        ]
+        return dataclasses.replace(made, media=tuple(media))
+
+
+class DropsTheTransformOfKnownImages(ChangesKnownImages):
+    def known(self, slot: MediaSlot) -> MediaSlot:
+        return dataclasses.replace(slot, transform=None)
+
+
+class ShowsKnownImagesInBlack(ChangesKnownImages):
+    def known(self, slot: MediaSlot) -> MediaSlot:
+        black = {name: np.zeros_like(array) for name, array in slot.inputs.items()}
+        return dataclasses.replace(slot, inputs=black)
+
+
 class OnTextOnly(TokenizerContract):
     takes_images = False
 
@@ -322,6 +349,16 @@ BROKEN = (
         DropsTheScale,
         "The scale is the number of used pixels for each upright pixel.",
         "a_transform_maps_the_image_to_its_tokens",
+    ),
+    Broken(
+        DropsTheTransformOfKnownImages,
+        "A slot that is used again keeps its transform.",
+        "a_slot_that_is_used_again_gives_the_same_prompt",
+    ),
+    Broken(
+        ShowsKnownImagesInBlack,
+        "A slot that is used again keeps its inputs.",
+        "a_slot_that_is_used_again_gives_the_same_prompt",
     ),
     Broken(
         DividesBySmallSides,

@@ -11,7 +11,7 @@ from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.types.delta import Delta, TextDelta, text_of
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
-from vlmkit_mock.vocabulary import NUM_BYTES
+from vlmkit_mock.vocabulary import BEGIN, END, NUM_BYTES
 
 
 class WithStream(MockTokenizer):
@@ -21,6 +21,16 @@ class WithStream(MockTokenizer):
 
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return PlainParser(self.stream())
+
+
+class KeepsTheReaderOfAPrompt(MockTokenizer):
+    kept: Any = (None, None)
+
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if self.kept[0] is not prompt:
+            self.kept = prompt, super().reader(prompt, shows_special=shows_special)
+        reader: AnswerReader = self.kept[1]
+        return reader
 
 
 class StrictStream(MockTokenStream):
@@ -58,6 +68,54 @@ class StreamThatWaitsForTheEnd(MockTokenStream):
 
     def flush(self) -> str:
         return self._held + super().flush()
+
+
+class StreamWithOneSpelling(MockTokenStream):
+    def push(self, token_id: int) -> str:
+        return super().push(BEGIN if token_id == END else token_id)
+
+
+class ReadsByTheNewestPrompt(MockTokenizer):
+    newest: Any = None
+
+    def prompt(self, *arguments: Any, **options: Any) -> Prompt:
+        self.newest = super().prompt(*arguments, **options)
+        newest: Prompt = self.newest
+        return newest
+
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if self.newest is not None:
+            prompt = dataclasses.replace(prompt, calling=self.newest.calling)
+        return super().reader(prompt, shows_special=shows_special)
+
+
+class DropsTheLastSpaceBesideTools(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if prompt.calling is not None:
+            return PlainParser(StreamThatDropsHeldSpaces())
+        return super().reader(prompt, shows_special=shows_special)
+
+
+class StreamWithoutItsFirstSpace(MockTokenStream):
+    has_begun = False
+
+    def push(self, token_id: int) -> str:
+        text = super().push(token_id)
+        text = text if self.has_begun else text.lstrip()
+        self.has_begun |= bool(text)
+        return text
+
+
+class ContinuesWithoutASpace(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if prompt.is_plain:
+            return PlainParser(StreamWithoutItsFirstSpace())
+        return super().reader(prompt, shows_special=shows_special)
+
+
+class SpellsTwoTokensAlike(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        return PlainParser(StreamWithOneSpelling(shows_special=shows_special))
 
 
 class FailsOnInvalidBytes(WithStream):
@@ -146,6 +204,11 @@ BROKEN = (
         "num_reasoning_tokens counts tokens of this answer.",
         "any_sampled_tokens_can_be_streamed",
     ),
+    Broken(
+        KeepsTheReaderOfAPrompt,
+        "Each answer to a prompt has a reader of its own.",
+        "two_readers_do_not_mix",
+    ),
     Broken(SharesItsReader, "reader() returns a fresh reader.", "two_readers_do_not_mix"),
     Broken(
         DropsHeldText,
@@ -178,9 +241,29 @@ BROKEN = (
         "a_prompt_names_the_marks_of_reasoning",
     ),
     Broken(
+        SpellsTwoTokensAlike,
+        "Each special token has an id and a spelling of its own.",
+        "each_special_token_has_an_id_of_its_own",
+    ),
+    Broken(
         ReadsNoCalls,
         "Calls are separated from text if tools are offered.",
         "a_tool_call_is_separated_from_text",
+    ),
+    Broken(
+        ReadsByTheNewestPrompt,
+        "A reader parses the answer to its own prompt.",
+        "a_reader_follows_its_own_prompt",
+    ),
+    Broken(
+        DropsTheLastSpaceBesideTools,
+        "White space at the end of an answer is part of it, also if tools are offered.",
+        "an_answer_that_calls_nothing_is_its_text",
+    ),
+    Broken(
+        ContinuesWithoutASpace,
+        "The continuation of a plain text keeps its first space.",
+        "a_continuation_joins_its_plain_text",
     ),
     Broken(
         ReadsCallsEverywhere,

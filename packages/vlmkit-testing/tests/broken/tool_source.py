@@ -173,6 +173,47 @@ class FailsConcurrentCalls(ChangedCall):
         return await super().call(name, arguments, limits)
 
 
+class MixesArguments(ChangedCall):
+    """Keeps the arguments of a call in an attribute while it waits."""
+
+    given: Any = None
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        self.given = arguments
+        await asyncio.sleep(0)
+        return await super().call(name, self.given, limits)
+
+
+class CachesByNames(ChangedCall):
+    """Caches results by the names of arguments, not by their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[Any, Any] = {}
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        key = (name, *sorted(arguments))
+        if key not in self.known:
+            self.known[key] = await super().call(name, arguments, limits)
+        return self.known[key]
+
+
+class KeepsPermitsOfCancelledCalls(ChangedCall):
+    def __init__(self) -> None:
+        super().__init__()
+        self.permits = asyncio.Semaphore(16)
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        await self.permits.acquire()
+        try:
+            result = await super().call(name, arguments, limits)
+        except Exception:
+            self.permits.release()
+            raise
+        self.permits.release()
+        return result
+
+
 class FailsOnASecondClose(ToyTools):
     is_closed = False
 
@@ -322,6 +363,21 @@ TABLE = Table(
             FailsConcurrentCalls,
             "Concurrent calls do not affect each other.",
             "concurrent_calls_end_and_a_cancelled_one_harms_no_other",
+        ),
+        Broken(
+            MixesArguments,
+            "A call has the result of its own arguments.",
+            "concurrent_calls_get_their_own_results",
+        ),
+        Broken(
+            CachesByNames,
+            "Other arguments may have another result.",
+            "concurrent_calls_get_their_own_results",
+        ),
+        Broken(
+            KeepsPermitsOfCancelledCalls,
+            "A cancelled call holds nothing.",
+            "lost_calls_hold_nothing",
         ),
         Broken(
             FailsOnASecondClose,

@@ -176,3 +176,25 @@ def _sheet(content: str | bytes | Image) -> Sheet:
     if isinstance(content, bytes):
         return Heard(zlib.compress(content))
     return Drawn(content.width, content.height, zlib.compress(content.to_pil().tobytes()))
+
+
+class NoteLoader:
+    """Opens files of text: a mark, and lines in UTF-8. It has neither images nor pages."""
+
+    mark = b"NOTE 1\n"
+
+    def recognises(self, data: bytes) -> bool:
+        """Compare the first bytes."""
+        return data.startswith(self.mark)
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
+        """Return one text for each line; a file of no line is broken."""
+        if len(data) > bounds.max_media_bytes:
+            raise MediaError("a note is too long")
+        try:
+            lines = data.removeprefix(self.mark).decode().splitlines()
+        except UnicodeDecodeError as error:
+            raise MediaError("a note is no text") from error
+        if not lines:
+            raise MediaError("a note is empty")
+        return tuple(map(TextPart, lines))

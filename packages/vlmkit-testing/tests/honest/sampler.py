@@ -1,5 +1,6 @@
 """Correct samplers that differ from ours and state the parameters that they ignore."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 import vlmkit
-from vlmkit.interfaces.sampler import Pick, Row
+from vlmkit.interfaces.sampler import FOLLOWED, Pick, Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.types.sampling import SamplingParams
@@ -52,6 +53,8 @@ class Plain:
         sequence, params = row.sequence, row.sequence.params
         answer = [*sequence.output_ids, *row.ahead]
         tokens = [*sequence.prompt.token_ids, *answer]
+        for token_id, bias in params.logit_bias.items():
+            logits[token_id] += bias
         for ids, bias in params.sequence_bias:
             if self.ends(tokens, ids[:-1]):
                 self.add(logits, ids[-1], bias)
@@ -60,8 +63,6 @@ class Plain:
         counted = answer if params.repeat_last_n < 0 else self.newest(row)
         for token_id, num in Counter(t for t in counted if t < len(logits)).items():
             logits[token_id] -= params.presence_penalty + num * params.frequency_penalty
-        for token_id, bias in params.logit_bias.items():
-            logits[token_id] += bias
         waiting = sequence.eos_ids if row.num_output < params.min_tokens else ()
         logits[[*sequence.banned_ids, *waiting]] = -np.inf
         for token_id in self.forbidden(row, tokens):
@@ -109,7 +110,8 @@ class Plain:
         if params.top_k:
             least = max(least, ordered[min(params.top_k, len(ordered)) - 1])
         if params.top_p < 1.0:
-            least = max(least, ordered[self.num_of_mass(params.top_p, ordered)])
+            likeliest = ordered[: params.top_k or len(ordered)]
+            least = max(least, ordered[self.num_of_mass(params.top_p, likeliest)])
         return self.likely(params, scaled, scaled >= least)
 
     def likely(self, params: SamplingParams, scaled: Numbers, kept: Numbers) -> Numbers:
@@ -304,3 +306,38 @@ class Mirostat:
         num_seen = counts.total()
         odds = (counts[token_id] + 1) / (num_seen + len(counts) + 1)
         return limit - self.rate * (-float(np.log2(odds)) - self.target_bits)
+
+
+class OneNumber:
+    """Draws by one uniform number for each position: the inverse of the cumulative sums.
+
+    Follows the temperature, top-k and biases, and ignores everything else.
+    """
+
+    ignores = frozenset(FOLLOWED - {"temperature", "top_k", "logit_bias"})
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        """Return a function that draws row by row."""
+
+        def pick(logits: Any) -> Any:
+            drawn = [self._drawn(row, own) for row, own in zip(rows, logits, strict=True)]
+            return np.array(drawn, np.int32)
+
+        return pick
+
+    def _drawn(self, row: Row, own: Numbers) -> int:
+        params, logits = row.sequence.params, own.astype(np.float64)
+        for token_id, bias in params.logit_bias.items():
+            logits[token_id] += bias
+        logits[list(row.sequence.banned_ids)] = -np.inf
+        if not np.isfinite(logits.max()):
+            return 0
+        if params.temperature < 1e-5 or params.top_k == 1:
+            return int(logits.argmax())
+        scaled = (logits - logits.max()) / params.temperature
+        if 0 < params.top_k < len(scaled):
+            scaled[scaled < np.sort(scaled)[-params.top_k]] = -np.inf
+        sums = np.exp(scaled).cumsum()
+        key = f"{row.sequence.seed} {row.num_output}".encode()
+        number = int.from_bytes(hashlib.sha256(key).digest()[:8], "big") / 2**64
+        return int(sums.searchsorted(number * sums[-1], side="right"))

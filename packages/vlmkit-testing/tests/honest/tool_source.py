@@ -1,4 +1,4 @@
-"""A tool source with texts, images and a background task."""
+"""A tool source with texts, images and a background task, and one that never says the same."""
 
 import asyncio
 from collections.abc import Mapping, Sequence as Seq
@@ -56,3 +56,31 @@ class ToyTools:
         if beside is not None:
             beside.cancel()
             await asyncio.wait([beside])
+
+
+class Counter:
+    """One tool without arguments, which returns another number each time."""
+
+    names = frozenset({"next-number"})
+
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._num_calls = 0
+
+    async def describe(self, name: str) -> Mapping[str, Any]:
+        """Return the definition of the tool, whose arguments are none."""
+        takes = {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "function", "function": {"name": name, "parameters": takes}}
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
+    ) -> Seq[TextPart | ImagePart]:
+        """Return the next number, and refuse arguments."""
+        if arguments or self._is_closed:
+            raise EngineError("the tool takes no arguments" if arguments else "it is closed")
+        self._num_calls += 1
+        return (TextPart(str(self._num_calls)),)
+
+    async def aclose(self) -> None:
+        """Refuse further calls."""
+        self._is_closed = True

@@ -24,7 +24,7 @@ from vlmkit.running.remote_runner.messages import (
 )
 from vlmkit_grpc.credentials import Metadata
 from vlmkit_grpc.pieces import pieces_of
-from vlmkit_grpc.protocol.worker_pb2 import Part
+from vlmkit_grpc.protocol.worker_pb2 import Part, Prompt
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
 from vlmkit_grpc.reasons import reason_of
 
@@ -45,15 +45,19 @@ class _Call:
     def __init__(self, method: Any, metadata: Metadata) -> None:
         self._method = method
         self._metadata = metadata
-        self._frames: SimpleQueue[list[Buffer] | None] = SimpleQueue()
+        self._unsent: SimpleQueue[list[Buffer] | Prompt | None] = SimpleQueue()
         self._call: Any = None
         self._is_cancelled = False
 
     def send(self, parts: list[Buffer]) -> None:
         """Queue the parts of a frame; may be called while the garbage collector runs."""
-        self._frames.put(parts)
+        self._unsent.put(parts)
 
-    def read(self) -> Iterator[bytes]:
+    def show(self, prompt: Prompt) -> None:
+        """Queue a prompt for other gateways."""
+        self._unsent.put(prompt)
+
+    def read(self) -> Iterator[Part]:
         """Start the call and yield what comes, until it ends.
 
         Raises:
@@ -62,17 +66,19 @@ class _Call:
         self._call = self._method(self._requests(), metadata=self._metadata)
         if self._is_cancelled:
             self._call.cancel()
-        for part in self._call:
-            yield part.content
+        yield from self._call
 
     def _requests(self) -> Iterator[Part]:
-        """Yield the frames in pieces; runs in a thread of gRPC."""
-        while (parts := self._frames.get()) is not None:
-            yield from pieces_of(parts)
+        """Yield the frames in pieces, and prompts; runs in a thread of gRPC."""
+        while (unsent := self._unsent.get()) is not None:
+            if isinstance(unsent, Prompt):
+                yield Part(prompt=unsent)
+            else:
+                yield from pieces_of(unsent)
 
     def end(self) -> None:
         """Have the call send no more."""
-        self._frames.put(None)
+        self._unsent.put(None)
 
     def cancel(self) -> None:
         """End the call."""
@@ -91,6 +97,7 @@ class GrpcConnection:
         who: the name of the worker in errors.
         max_message_bytes: the most bytes of a request.
         silence_timeout_s: time without a message after which the connection ends.
+        on_prompt: gets each prompt that another gateway sent to the worker.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class GrpcConnection:
         *,
         max_message_bytes: int,
         silence_timeout_s: float,
+        on_prompt: Callable[[Prompt], None],
     ) -> None:
         self._channel = channel
         self._stub = WorkerStub(channel)
@@ -108,6 +116,7 @@ class GrpcConnection:
         self._who = who
         self._max_message_bytes = max_message_bytes
         self._silence_timeout_s = silence_timeout_s
+        self._on_prompt = on_prompt
         self._session = _Call(self._stub.Session, metadata)
         self._alone: dict[int, _Call] = {}
         self._delivering = threading.Lock()
@@ -138,6 +147,11 @@ class GrpcConnection:
             ).start()
             return
         self._alone.get(number, self._session).send(parts)
+
+    def show(self, prompt: Prompt) -> None:
+        """Show a prompt to other gateways, by the worker; lost if the connection has ended."""
+        if not self._is_over.is_set():
+            self._session.show(prompt)
 
     def run(
         self,
@@ -188,9 +202,11 @@ class GrpcConnection:
         """Deliver the messages of a call; return why it ended."""
         reader = MessageReader(SENT_BYTES)
         try:
-            for content in call.read():
+            for part in call.read():
                 self._heard_s = time.monotonic()
-                self._deliver(reader.feed(content))
+                if part.HasField("prompt"):
+                    self._on_prompt(part.prompt)
+                self._deliver(reader.feed(part.content))
         except grpc.RpcError as error:
             return self._expiry() or reason_of(error)
         except (WireError, ValueError) as error:  # ValueError: the channel is closed

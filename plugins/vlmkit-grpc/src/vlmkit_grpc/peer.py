@@ -1,30 +1,35 @@
 """The worker of a runner: how to connect to it, and whether it is the right one."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import replace
+from functools import partial
 
 import grpc
 
-from vlmkit.errors import EngineError, WireError
+from vlmkit.errors import EngineError, WireError, WorkerLost
 from vlmkit.interfaces.runner import RunnerFacts
+from vlmkit.running.fleet.cache_estimate import CacheEstimate
+from vlmkit.running.fleet.prompt_keys import Segment
 from vlmkit.running.remote_runner.messages import MessageReader, Started, protocol
 from vlmkit_grpc.addresses import WorkerAddress
 from vlmkit_grpc.channel_options import client_options
 from vlmkit_grpc.connection import SENT_BYTES, GrpcConnection
 from vlmkit_grpc.credentials import channel_credentials, metadata_of, secret_of
-from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DescribeRequest, FactsRequest
+from vlmkit_grpc.protocol.worker_pb2 import (
+    DescribeReply,
+    DescribeRequest,
+    FactsRequest,
+    Prompt,
+)
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerStub
 from vlmkit_grpc.reasons import reason_of
+from vlmkit_grpc.sent_prompts import prompt_of, segments_of
 from vlmkit_grpc.service import vocabulary_digest
 from vlmkit_grpc.settings import GrpcSettings
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STABLE_S = 10.0  # a connection that lasts so long is followed by a short pause
-
-
-class WorkerLostError(EngineError):
-    """A worker was lost while it worked for a request, or is not connected."""
 
 
 class GrpcPeer:
@@ -40,6 +45,8 @@ class GrpcPeer:
         expected: what the worker must state of its model; None before the first connection.
         expected_facts: the facts that its runner must have; None for those of any runner.
         num_connections: number of connections so far.
+        estimate: what the caches of the worker hold, by the prompts of all gateways; a new one with
+            each connection, because the worker may be another process.
     """
 
     is_owned = False
@@ -57,6 +64,8 @@ class GrpcPeer:
         self.expected: DescribeReply | None = None
         self.expected_facts: RunnerFacts | None = None
         self.num_connections = 0
+        self.estimate = CacheEstimate(0)
+        self._connection: GrpcConnection | None = None
         self._pause_s = MIN_PAUSE_S
 
     def connect(self, on_stage: Callable[[str], None]) -> tuple[GrpcConnection, Started]:
@@ -75,16 +84,28 @@ class GrpcPeer:
         except BaseException:
             channel.close()
             raise
-        return (
-            GrpcConnection(
-                channel,
-                self._metadata,
-                self.who,
-                max_message_bytes=settings.max_message_bytes,
-                silence_timeout_s=settings.silence_timeout_s,
-            ),
-            started,
+        estimate = CacheEstimate(started.facts.limits.capacity_tokens)
+        connection = GrpcConnection(
+            channel,
+            self._metadata,
+            self.who,
+            max_message_bytes=settings.max_message_bytes,
+            silence_timeout_s=settings.silence_timeout_s,
+            on_prompt=partial(_add, estimate),
         )
+        self.estimate, self._connection = estimate, connection
+        return connection, started
+
+    def note(self, segments: Seq[Segment], sizes: Seq[int]) -> None:
+        """Note that the worker computes a prompt, here and at all other gateways.
+
+        Args:
+            segments: its parts.
+            sizes: the number of tokens of each part.
+        """
+        self.estimate.add(segments, sizes)
+        if self._connection is not None:
+            self._connection.show(prompt_of(segments, sizes))
 
     def _channel(self) -> grpc.Channel:
         target, options = self._address.target, client_options(self._settings.keepalive_s)
@@ -161,12 +182,22 @@ class GrpcPeer:
 
     def lost(self, reason: str) -> EngineError:
         """Return the error of a request whose connection ended."""
-        return WorkerLostError(f"{self.who} is lost ({reason})", hint="try again later")
+        return WorkerLost(f"{self.who} is lost ({reason})")
 
     def absent(self) -> EngineError:
         """Return the error of a request while there is no connection."""
-        return WorkerLostError(f"{self.who} is not connected", hint="try again later")
+        return WorkerLost(f"{self.who} is not connected")
 
     def given_up(self, reason: str) -> str:
         """Return why the runner failed for good."""
         return f"{self.who} did not return, at last because {reason}"
+
+
+def _add(estimate: CacheEstimate, prompt: Prompt) -> None:
+    """Add a prompt of another gateway to an estimate.
+
+    Raises:
+        WireError: it is malformed.
+    """
+    segments = segments_of(prompt)
+    estimate.add(segments, [each.num_tokens for each in segments])

@@ -21,8 +21,9 @@ from vlmkit.running.remote_runner.messages import Started, message_parts, protoc
 from vlmkit.running.remote_runner.request_server import CallerLimits, RequestServer
 from vlmkit_grpc.outbox import Outbox
 from vlmkit_grpc.pieces import pieces_of
-from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part, WatchReply
+from vlmkit_grpc.protocol.worker_pb2 import DescribeReply, DrainReply, Part, Prompt, WatchReply
 from vlmkit_grpc.protocol.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from vlmkit_grpc.sent_prompts import RecentPrompts, check_prompt
 from vlmkit_grpc.settings import WorkerSettings
 from vlmkit_grpc.watch import CacheObserver, replies
 
@@ -69,6 +70,8 @@ class WorkerService(WorkerServicer):
             precision=runner.facts.limits.precision,
         )
         self._servers: set[RequestServer] = set()
+        self._sessions: set[Outbox] = set()
+        self._prompts = RecentPrompts()
 
     @property
     def num_open(self) -> int:
@@ -152,9 +155,11 @@ class WorkerService(WorkerServicer):
             room=outbox.room,
         )
         self._servers.add(server)
+        if not is_alone:
+            self._join(outbox)
         serving = asyncio.create_task(server.serve())
         sending = asyncio.create_task(outbox.send())
-        reading = asyncio.create_task(self._read(context, server))
+        reading = asyncio.create_task(self._read(context, server, outbox))
         try:
             await asyncio.wait({serving, sending, reading}, return_when=asyncio.FIRST_COMPLETED)
             status = _status_of(sending) or _status_of(reading)
@@ -171,10 +176,28 @@ class WorkerService(WorkerServicer):
             server.end()
             await _ended(serving, reading, sending)
             self._servers.discard(server)
+            self._sessions.discard(outbox)
         if status is not None:
             await context.abort(*status)
 
-    async def _read(self, context: Any, server: RequestServer) -> None:
+    def _join(self, outbox: Outbox) -> None:
+        """Show a gateway the recent prompts, and from now on those of the others."""
+        for prompt in self._prompts:
+            outbox.show(prompt)
+        self._sessions.add(outbox)
+
+    def _show(self, prompt: Prompt, sender: Outbox) -> None:
+        """Show a prompt of one gateway to the others.
+
+        Raises:
+            WireError: it is malformed.
+        """
+        check_prompt(prompt)
+        self._prompts.add(prompt)
+        for outbox in self._sessions - {sender}:
+            outbox.show(prompt)
+
+    async def _read(self, context: Any, server: RequestServer, outbox: Outbox) -> None:
         """Give a server what the gateway sends, until it sends no more.
 
         Raises:
@@ -187,6 +210,8 @@ class WorkerService(WorkerServicer):
                 part = await context.read()
             if part is grpc.aio.EOF:
                 return
+            if part.HasField("prompt"):
+                self._show(part.prompt, outbox)
             server.feed(part.content)
 
 

@@ -1,61 +1,118 @@
-"""Builds the engine from settings and a GGUF file, and says in advance how it would run."""
+"""Builds the components from settings and GGUF files, and says in advance how they would run."""
 
-from typing import Any, NamedTuple
+import importlib.metadata
 
-from vlmkit.errors import CheckpointError, ConfigError
+import msgspec
+
+from vlmkit.errors import ConfigError
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.kit.block_pool import BlockPool
-from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.cores import num_cores
-from vlmkit.kit.weight_files import gguf_file
+from vlmkit.plugins.kinds import TOKENIZER
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_llama.cells import CellTable
+from vlmkit_llama.cells import PIECE_TOKENS, CellTable
 from vlmkit_llama.context import Context, LoadedModel
-from vlmkit_llama.declarations import MAX_SEQUENCE_IDS
+from vlmkit_llama.encoder import LlamaEncoder
 from vlmkit_llama.engine import LlamaEngine
-from vlmkit_llama.library import NATIVE_HINT, lacks_vnni, open_library
-from vlmkit_llama.settings import EngineSettings
-from vlmkit_quantized import gguf_weights
-from vlmkit_quantized.errors import FormatError
+from vlmkit_llama.files import ModelFiles, checked_files
+from vlmkit_llama.library import NATIVE_HINT, PACKAGE, lacks_vnni, open_library
+from vlmkit_llama.projector import Projector
+from vlmkit_llama.settings import EncoderSettings, EngineSettings, TokenizerSettings
+from vlmkit_llama.tokenizer import LlamaTokenizer
+from vlmkit_llama.tokenizer_check import compare_tokenizers
 
 GIB = 2**30
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 4
+"""Tokens that are shared together: few, because a token that is not shared is computed again."""
 CELLS_MULTIPLE = 256  # to which the library rounds up
-NUM_KEPT_IDS = 48
-"""Released sequences whose prefixes may be shared. Each id takes a row of logits of memory."""
-
 VALUE_BYTES = {"f16": 2, "f32": 4}
-
-
-class CacheShape(NamedTuple):
-    """What a file says about its cache.
-
-    Attributes:
-        trained_tokens: the longest sequence that the model was made for.
-        token_values: keys and values of a token in all layers.
-    """
-
-    trained_tokens: int
-    token_values: int
 
 
 def build_engine(context: BuildContext) -> LlamaEngine:
     """Open library and model, and return an engine.
 
     Raises:
-        CheckpointError: the file is broken, or the library cannot run its model.
+        CheckpointError: the file is broken, the library cannot run its model, or the folder has the
+            tokenizer of another one.
         ConfigError: the library is absent or another build, or the cache is too small.
         OutOfMemory: there is too little memory for the cache.
     """
     settings: EngineSettings = context.settings or EngineSettings()
-    file = _checked(context.files)
-    longest, num_tokens = _sizes(settings, _cache_shape(context.files))
-    model = LoadedModel(open_library(settings.library), file)
+    files = checked_files(context.files)
+    longest, num_tokens = cache_sizes(settings, files)
+    compare_tokenizers(context.files, files.file)
+    model = LoadedModel(open_library(settings.library), files.file)
     try:
         return _engine(model, settings, longest, num_tokens)
     except BaseException:
         model.close()
         raise
+
+
+def build_encoder(context: BuildContext) -> LlamaEncoder:
+    """Open the projector of a model, and return its encoder.
+
+    Raises:
+        CheckpointError: a file is broken, or the library cannot run its model.
+        ConfigError: the library is absent or another build.
+    """
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    engine = _engine_settings(context)
+    projector = _shared_projector(context, engine, settings.num_threads)
+    precision = "f32" if engine.cache_dtype == "f32" else "f16"
+    return LlamaEncoder(projector, _processor(engine), precision)
+
+
+def build_tokenizer(context: BuildContext) -> LlamaTokenizer:
+    """Return the text side of a model with images.
+
+    Raises:
+        CheckpointError: a file is broken, or the library cannot run its model.
+        ConfigError: the library is absent or another build.
+    """
+    settings: TokenizerSettings = context.settings or TokenizerSettings()
+    engine = _engine_settings(context)
+    if settings.library:
+        engine = msgspec.structs.replace(engine, library=settings.library)
+    own = {"chat_template": settings.chat_template} if settings.chat_template else {}
+    text_side = context.providers(TOKENIZER).build("hf", own, context)
+    encoder = context.components.get("media_encoder", ("", {}))[1]
+    projector = _shared_projector(context, engine, encoder.get("num_threads"))
+    return LlamaTokenizer(text_side, projector, _processor(engine))
+
+
+def _engine_settings(context: BuildContext) -> EngineSettings:
+    """Return the settings of the engine of a pipeline, or defaults without a pipeline."""
+    name, settings = context.components.get("engine", ("", {}))
+    return msgspec.convert(settings if name.startswith("llama") else {}, EngineSettings)
+
+
+def _shared_projector(
+    context: BuildContext, engine: EngineSettings, num_threads: int | None
+) -> Projector:
+    """Return the projector of a pipeline, which tokenizer and encoder share.
+
+    Raises:
+        CheckpointError: a file is broken, or the library cannot read it.
+        ConfigError: the library is absent or another build.
+    """
+
+    def opened() -> Projector:
+        return Projector(
+            open_library(engine.library),
+            checked_files(context.files),
+            num_threads=num_threads or engine.num_threads or num_cores(),
+            is_exact=engine.cache_dtype == "f32",
+            is_warmed_up=bool(context.components),
+        )
+
+    return context.share("vlmkit-llama: the projector", opened)
+
+
+def _processor(engine: EngineSettings) -> str:
+    """Return what features depend on beside the file: library and precision."""
+    build = engine.library or importlib.metadata.version(PACKAGE)
+    return f"llama.cpp:{build}:{engine.cache_dtype}"
 
 
 def examine_engine(context: BuildContext) -> str:
@@ -66,8 +123,7 @@ def examine_engine(context: BuildContext) -> str:
     """
     settings: EngineSettings = context.settings or EngineSettings()
     if not context.files.is_preview:
-        _checked(context.files)
-        _sizes(settings, _cache_shape(context.files))
+        cache_sizes(settings, checked_files(context.files))
     features = open_library(settings.library).features
     words = f"CPU features of the library: {' '.join(features) or 'none'}"
     return (
@@ -80,13 +136,14 @@ def examine_engine(context: BuildContext) -> str:
 def _engine(
     model: LoadedModel, settings: EngineSettings, longest: int, num_tokens: int
 ) -> LlamaEngine:
-    num_ids = min(MAX_SEQUENCE_IDS, settings.max_sequences + NUM_KEPT_IDS)
     threads = settings.num_threads or num_cores()
-    cache = Context(model, settings, num_tokens, num_ids, threads)
-    num_blocks = cache.num_tokens // BLOCK_TOKENS
+    num_ids = num_sequence_ids(settings)
+    cache = Context(model, settings, num_tokens + PIECE_TOKENS, num_ids, threads)
+    num_blocks = (cache.num_tokens - PIECE_TOKENS) // BLOCK_TOKENS
     # The library reuses cells that the window of their sequence has left, even if others need them.
     keeps_all = not model.has_windows
-    shares = settings.prefix_cache and keeps_all
+    # All tokens of an image have one position in time there, so its blocks could not be copied.
+    shares = settings.prefix_cache and keeps_all and not model.has_axes
     pool = BlockPool(num_blocks, BLOCK_TOKENS, shares_prefixes=shares)
     capacity = num_blocks * BLOCK_TOKENS
     max_chunk = min(settings.max_chunk_tokens, cache.max_batch_tokens)
@@ -103,53 +160,30 @@ def _engine(
         hidden_size=model.hidden_size,
         precision=model.description,
     )
-    cells = CellTable(pool, cache, settings.max_sequences, num_ids)
+    cells = CellTable(pool, cache, settings.max_sequences)
     return LlamaEngine(model, cache, cells, limits)
 
 
-def _checked(checkpoint: Checkpoint) -> Any:
-    """Return the file, all of whose tensors have the shapes that its fields demand.
-
-    The library reads it only then: it ends the process if an assumption of it fails.
-
-    Raises:
-        CheckpointError: the file is broken, or its model is not supported.
-    """
-    file = gguf_file(checkpoint)
-    if file is None:
-        raise CheckpointError(f"model {checkpoint.name!r} is no GGUF file")
-    try:
-        for _ in gguf_weights.weights(checkpoint):
-            pass
-    except FormatError as error:
-        raise error.of_file(checkpoint) from error
-    return file
+def num_sequence_ids(settings: EngineSettings) -> int:
+    """Return the ids of the library that an engine uses."""
+    return settings.max_sequences + 1  # for saved prefixes that are restored
 
 
-def _cache_shape(checkpoint: Checkpoint) -> CacheShape:
-    config = checkpoint.config
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head = config.get("head_dim") or config["hidden_size"] // heads
-    layers = config["num_hidden_layers"]
-    return CacheShape(config["max_position_embeddings"], 2 * layers * kv_heads * head)
-
-
-def _sizes(settings: EngineSettings, shape: CacheShape) -> tuple[int, int]:
+def cache_sizes(settings: EngineSettings, files: ModelFiles) -> tuple[int, int]:
     """Return the longest sequence and the tokens of the cache.
 
     Raises:
         ConfigError: a sequence is to be longer than the model was made for, or the cache is too
             small.
     """
-    if (settings.max_sequence_tokens or 0) > shape.trained_tokens:
+    if (settings.max_sequence_tokens or 0) > files.trained_tokens:
         raise ConfigError(
             f"engine.max_sequence_tokens is {settings.max_sequence_tokens}, and the model was made "
-            f"for {shape.trained_tokens} tokens",
+            f"for {files.trained_tokens} tokens",
             hint="lower it, or leave it out",
         )
-    longest = settings.max_sequence_tokens or shape.trained_tokens
-    token_bytes = shape.token_values * VALUE_BYTES[settings.cache_dtype]
+    longest = settings.max_sequence_tokens or files.trained_tokens
+    token_bytes = files.token_values * VALUE_BYTES[settings.cache_dtype]
     room = settings.cache_tokens or int(settings.cache_gib * GIB) // token_bytes
     room = min(room, settings.max_sequences * (longest + BLOCK_TOKENS))
     if room < BLOCK_TOKENS:

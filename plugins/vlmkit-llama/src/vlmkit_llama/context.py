@@ -3,9 +3,18 @@
 Knows ids and positions, and neither sequences nor work items. Not for several threads at once.
 """
 
+import functools
 import os
 from collections.abc import Sequence as Seq
-from ctypes import POINTER, c_int8, c_int32, cast as c_cast, create_string_buffer
+from ctypes import (
+    POINTER,
+    c_float,
+    c_int8,
+    c_int32,
+    c_uint8,
+    cast as c_cast,
+    create_string_buffer,
+)
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,23 +27,32 @@ from vlmkit_llama.library import Library
 from vlmkit_llama.settings import EngineSettings
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int32]
 FULL, NO_MEMORY = 1, -2
+AXES, NUM_AXES = 3, 4  # that are used, and that the library reads
 
 
 class Part(NamedTuple):
-    """The next tokens of one sequence.
+    """The next tokens of one sequence, or rows of features in their place.
 
     Attributes:
         seq_id: the library's id of the sequence.
-        start: position of the first token.
-        token_ids: the tokens.
+        positions: ``[tokens]`` of tokens; ``[tokens, 3]`` of rows, on each axis.
+        tokens: their ids, or the rows ``[tokens, hidden]``.
         num_rows: how many of the last tokens have a row of results.
+        is_whole: whether the tokens attend to each other in both directions.
     """
 
     seq_id: int
-    start: int
-    token_ids: Seq[int]
+    positions: Integers
+    tokens: Seq[int] | Floats
     num_rows: int
+    is_whole: bool = False
+
+    @property
+    def has_features(self) -> bool:
+        """Whether it has rows of features in place of tokens."""
+        return isinstance(self.tokens, np.ndarray)
 
 
 class LoadedModel:
@@ -56,25 +74,35 @@ class LoadedModel:
         self.handle = functions.llama_model_load_from_file(os.fsencode(file), params)
         if not self.handle:
             raise CheckpointError(
-                f"the library llama.cpp cannot load {file.name!r}: {_last_error(library)}",
+                f"the library llama.cpp cannot load {file.name!r}: {last_error(library)}",
                 hint='engine.use = "torch" reads some other files',
             )
         if reason := self._unsupported():
             functions.llama_model_free(self.handle)
             raise CheckpointError(f"{file.name!r} {reason}, which the engine llama does not run")
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """Columns of the logits."""
         functions = self.library.functions
         return int(functions.llama_vocab_n_tokens(functions.llama_model_get_vocab(self.handle)))
 
-    @property
+    @functools.cached_property
     def has_windows(self) -> bool:
         """Whether layers attend to the last tokens only."""
         return int(self.library.functions.llama_model_n_swa(self.handle)) > 0
 
-    @property
+    @functools.cached_property
+    def has_axes(self) -> bool:
+        """Whether a position has a time, a row and a column."""
+        return int(self.library.functions.llama_model_rope_type(self.handle)) in c.ROPE_WITH_AXES
+
+    @functools.cached_property
+    def feature_size(self) -> int:
+        """Columns of the features of images."""
+        return int(self.library.functions.llama_model_n_embd_inp(self.handle))
+
+    @functools.cached_property
     def hidden_size(self) -> int:
         """Columns of the hidden states."""
         return int(self.library.functions.llama_model_n_embd_out(self.handle))
@@ -131,6 +159,7 @@ class Context:
         params = made.params
         params.n_ctx, params.n_seq_max = num_tokens, num_ids
         params.n_batch = max(params.n_ubatch, settings.max_chunk_tokens, settings.max_sequences)
+        params.n_ubatch = params.n_batch  # a whole image in one computation
         params.n_threads = params.n_threads_batch = num_threads
         params.type_k = params.type_v = c.TYPES[settings.cache_dtype]
         if settings.cache_dtype == "f32":  # flash attention rounds keys and values to 16 bits
@@ -142,7 +171,7 @@ class Context:
             raise OutOfMemory(f"a cache of {num_tokens} tokens")
         self._memory = self._functions.llama_get_memory(self._handle)
         self.max_batch_tokens = int(self._functions.llama_n_batch(self._handle))
-        self._batch = _Batch(self.max_batch_tokens)
+        self._batch = _Batch(self.max_batch_tokens, NUM_AXES if model.has_axes else 1)
         self._has_states = False
 
     @property
@@ -163,6 +192,30 @@ class Context:
         if not self._functions.llama_memory_seq_rm(self._memory, seq_id, start, stop):
             raise EngineError("the library llama.cpp cannot remove tokens from its cache")
 
+    def save(self, seq_id: int) -> bytearray:
+        """Return what the cells of a sequence hold.
+
+        Raises:
+            MemoryError: there is too little memory.
+            EngineError: the library cannot.
+        """
+        size = self.state_bytes(seq_id)
+        saved = bytearray(size)
+        view = (c_uint8 * size).from_buffer(saved)
+        if self._functions.llama_state_seq_get_data(self._handle, view, size, seq_id) != size:
+            raise EngineError("the library llama.cpp cannot save tokens of its cache")
+        return saved
+
+    def load(self, seq_id: int, saved: bytearray) -> None:
+        """Give a sequence without cells those that :meth:`save` returned.
+
+        Raises:
+            EngineError: the library cannot, such as for lack of free cells.
+        """
+        view = (c_uint8 * len(saved)).from_buffer(saved)
+        if not self._functions.llama_state_seq_set_data(self._handle, view, len(saved), seq_id):
+            raise EngineError("the library llama.cpp cannot restore saved tokens in its cache")
+
     def positions(self, seq_id: int) -> tuple[int, int]:
         """Return the first and the last position in the cache of a sequence; -1 without any."""
         return (
@@ -178,7 +231,8 @@ class Context:
         """Compute at most ``max_batch_tokens`` tokens, and return the rows in their order.
 
         Args:
-            parts: the tokens, at most one part for each sequence.
+            parts: the tokens, at most one part for each sequence; all of tokens or all of
+                features. A whole part comes alone.
             has_states: return hidden states and not logits.
 
         Returns:
@@ -192,8 +246,13 @@ class Context:
         if has_states != self._has_states:
             self._functions.llama_set_embeddings(self._handle, has_states)
             self._has_states = has_states
-        wanted = self._batch.fill(parts)
+        num_rows = self._batch.fill(parts)
+        is_whole = any(part.is_whole for part in parts)
+        if is_whole:
+            self._functions.llama_set_causal_attn(self._handle, False)
         code = self._functions.llama_decode(self._handle, self._batch.value)
+        if is_whole:
+            self._functions.llama_set_causal_attn(self._handle, True)
         if code == NO_MEMORY:
             raise OutOfMemory("this step")
         if code:
@@ -201,9 +260,9 @@ class Context:
             raise EngineError(f"the library llama.cpp {what}")
         if has_states:  # each token has one
             pointer = self._functions.llama_get_embeddings(self._handle)
+            wanted = self._batch.wanted
             shape = (len(wanted), self._model.hidden_size)
             return np.ctypeslib.as_array(pointer, shape)[wanted]
-        num_rows = int(wanted.sum())
         if not num_rows:
             return np.empty((0, self._model.vocab_size), np.float32)
         pointer = self._functions.llama_get_logits(self._handle)
@@ -219,45 +278,76 @@ class _Batch:
 
     Args:
         num_tokens: the most tokens of it.
+        num_axes: numbers in the position of a row of features; the library keeps a fourth one.
 
     Attributes:
         value: what the library reads.
     """
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, num_axes: int) -> None:
         self._tokens = np.zeros(num_tokens, np.int32)
-        self._positions = np.zeros(num_tokens, np.int32)
+        self._token_pointer = _pointer(self._tokens, c_int32)
+        self._positions = np.zeros(num_axes * num_tokens, np.int32)
         self._ids = np.zeros(num_tokens, np.int32)
         self._rows = np.zeros(num_tokens, np.int8)
         self._num_ids = np.ones(num_tokens, np.int32)
+        self._num_axes = num_axes
+        self._features: Floats | None = None
         size = self._ids.itemsize
         self._places = self._ids.ctypes.data + size * np.arange(num_tokens, dtype=np.uintp)
         self.value = c.Batch(
-            token=_pointer(self._tokens, c_int32),
             pos=_pointer(self._positions, c_int32),
             n_seq_id=_pointer(self._num_ids, c_int32),
             seq_id=_pointer(self._places, POINTER(c_int32)),
             logits=_pointer(self._rows, c_int8),
         )
 
-    def fill(self, parts: Seq[Part]) -> NDArray[np.bool_]:
-        """Write tokens into it; return which of them have rows."""
+    @property
+    def wanted(self) -> NDArray[np.bool_]:
+        """Which tokens have rows."""
+        found: NDArray[np.bool_] = self._rows[: self.value.n_tokens] != 0
+        return found
+
+    def fill(self, parts: Seq[Part]) -> int:
+        """Write parts into it; return their number of rows."""
         end = 0
         for part in parts:
-            begin, end = end, end + len(part.token_ids)
-            self._tokens[begin:end] = part.token_ids
-            self._positions[begin:end] = np.arange(part.start, part.start + end - begin)
+            begin, end = end, end + len(part.tokens)
             self._ids[begin:end] = part.seq_id
             self._rows[begin:end] = 0
             self._rows[end - part.num_rows : end] = 1
         self.value.n_tokens = end
-        wanted: NDArray[np.bool_] = self._rows[:end] != 0
-        return wanted
+        if parts and parts[0].has_features:
+            self._take_features(parts, end)
+        else:
+            self._take_tokens(parts)
+        return sum(part.num_rows for part in parts)
+
+    def _take_tokens(self, parts: Seq[Part]) -> None:
+        end = 0
+        for part in parts:
+            begin, end = end, end + len(part.tokens)
+            self._tokens[begin:end] = part.tokens
+            self._positions[begin:end] = part.positions
+        self.value.token = self._token_pointer
+        self.value.embd = None
+
+    def _take_features(self, parts: Seq[Part], num: int) -> None:
+        """Write rows, and their positions axis by axis."""
+        rows = [np.asarray(part.tokens, np.float32) for part in parts]
+        self._features = np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows))
+        positions = np.concatenate([part.positions for part in parts])
+        axes = self._positions[: self._num_axes * num].reshape(self._num_axes, num)
+        axes[:AXES] = positions.T[: self._num_axes]
+        axes[AXES:] = 0
+        self.value.token = None
+        self.value.embd = _pointer(self._features, c_float)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return c_cast(array.ctypes.data, POINTER(kind))
 
 
-def _last_error(library: Library) -> str:
+def last_error(library: Library) -> str:
+    """Return the error message of the library from which others follow."""
     return library.errors[0] if library.errors else "it does not say why"

@@ -1,6 +1,7 @@
 """The C types of llama.cpp that the engine uses, their default values, and tested builds.
 
-Source: ``include/llama.h`` of the builds in :data:`TESTED`. Calls nothing.
+Source: ``include/llama.h`` and ``tools/mtmd/mtmd.h`` of the builds in :data:`TESTED`. Calls
+nothing.
 """
 
 import ctypes
@@ -14,9 +15,10 @@ TESTED = ("2026.10.11549",)
 SPARE_BYTES = 512
 """Room behind a structure of parameters, in case that a library has further fields at its end."""
 
-MAX_SEQUENCE_IDS = 256  # LLAMA_MAX_SEQ
 NO_FLASH_ATTENTION = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
 NO_POOLING = 0  # LLAMA_POOLING_TYPE_NONE
+ROPE_WITH_AXES = frozenset({8, 40})  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE
+IMAGE_CHUNK = 1  # MTMD_INPUT_CHUNK_TYPE_IMAGE
 TYPES: Mapping[str, int] = {"f32": 0, "f16": 1}
 """Types of keys and values, by ``enum ggml_type``."""
 
@@ -106,6 +108,45 @@ class Batch(ctypes.Structure):
     )
 
 
+class MediaParams(ctypes.Structure):
+    """``struct mtmd_context_params``."""
+
+    _fields_ = (
+        ("use_gpu", c_bool),
+        ("device", c_void_p),
+        ("print_timings", c_bool),
+        ("n_threads", c_int32),
+        ("image_marker", ctypes.c_char_p),
+        ("media_marker", ctypes.c_char_p),
+        ("flash_attn_type", c_int32),
+        ("warmup", c_bool),
+        ("image_min_tokens", c_int32),
+        ("image_max_tokens", c_int32),
+        ("cb_eval", c_void_p),
+        ("cb_eval_user_data", c_void_p),
+        ("batch_max_tokens", c_int32),
+        ("progress_callback", c_void_p),
+        ("progress_callback_user_data", c_void_p),
+    )
+
+
+class MediaText(ctypes.Structure):
+    """``struct mtmd_input_text``."""
+
+    _fields_ = (
+        ("text", ctypes.c_char_p),
+        ("text_len", c_size_t),
+        ("add_special", c_bool),
+        ("parse_special", c_bool),
+    )
+
+
+class MediaPosition(ctypes.Structure):
+    """``struct mtmd_decoder_pos``."""
+
+    _fields_ = (("t", c_uint32), ("x", c_uint32), ("y", c_uint32), ("z", c_uint32))
+
+
 MODEL_DEFAULTS: Mapping[str, Any] = {
     "n_gpu_layers": -1,
     "split_mode": 1,
@@ -137,6 +178,17 @@ CONTEXT_DEFAULTS: Mapping[str, Any] = {
     "op_offload": True,
     "swa_full": True,
 }
+MEDIA_DEFAULTS: Mapping[str, Any] = {
+    "use_gpu": True,
+    "print_timings": True,
+    "n_threads": 4,
+    "media_marker": b"<__media__>",
+    "flash_attn_type": -1,
+    "warmup": True,
+    "image_min_tokens": -1,
+    "image_max_tokens": -1,
+    "batch_max_tokens": 1024,
+}
 """Defaults that are not zero. All other fields are zero, false or null."""
 
 
@@ -151,6 +203,7 @@ def with_spare(kind: type[ctypes.Structure]) -> type[ctypes.Structure]:
 
 ModelParamsWithSpare: Any = with_spare(ModelParams)
 ContextParamsWithSpare: Any = with_spare(ContextParams)
+MediaParamsWithSpare: Any = with_spare(MediaParams)
 
 Signature = tuple[Any, tuple[Any, ...]]
 FUNCTIONS: Mapping[str, Signature] = {
@@ -166,6 +219,8 @@ FUNCTIONS: Mapping[str, Signature] = {
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
+    "llama_model_rope_type": (c_int32, (c_void_p,)),
+    "llama_model_n_embd_inp": (c_int32, (c_void_p,)),
     "llama_model_n_embd_out": (c_int32, (c_void_p,)),
     "llama_model_n_swa": (c_int32, (c_void_p,)),
     "llama_model_desc": (c_int32, (c_void_p, ctypes.c_char_p, c_size_t)),
@@ -181,11 +236,43 @@ FUNCTIONS: Mapping[str, Signature] = {
     "llama_memory_seq_pos_min": (c_int32, (c_void_p, c_int32)),
     "llama_memory_seq_pos_max": (c_int32, (c_void_p, c_int32)),
     "llama_state_seq_get_size": (c_size_t, (c_void_p, c_int32)),
+    "llama_state_seq_get_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
+    "llama_state_seq_set_data": (c_size_t, (c_void_p, c_void_p, c_size_t, c_int32)),
     "llama_batch_init": (Batch, (c_int32, c_int32, c_int32)),
     "llama_batch_free": (None, (Batch,)),
     "llama_decode": (c_int32, (c_void_p, Batch)),
     "llama_get_logits": (POINTER(c_float), (c_void_p,)),
+    "llama_set_causal_attn": (None, (c_void_p, c_bool)),
     "llama_set_embeddings": (None, (c_void_p, c_bool)),
     "llama_get_embeddings": (POINTER(c_float), (c_void_p,)),
 }
 """Result and arguments of each function that the engine calls."""
+
+MEDIA_FUNCTIONS: Mapping[str, Signature] = {
+    "mtmd_log_set": (None, (LOG_CALLBACK, c_void_p)),
+    "mtmd_context_params_default": (MediaParamsWithSpare, ()),
+    "mtmd_init_from_file": (c_void_p, (ctypes.c_char_p, c_void_p, MediaParamsWithSpare)),
+    "mtmd_free": (None, (c_void_p,)),
+    "mtmd_support_vision": (c_bool, (c_void_p,)),
+    "mtmd_decode_use_non_causal": (c_bool, (c_void_p, c_void_p)),
+    "mtmd_decode_use_mrope": (c_bool, (c_void_p,)),
+    "mtmd_bitmap_init": (c_void_p, (c_uint32, c_uint32, c_void_p)),
+    "mtmd_bitmap_free": (None, (c_void_p,)),
+    "mtmd_input_chunks_init": (c_void_p, ()),
+    "mtmd_input_chunks_size": (c_size_t, (c_void_p,)),
+    "mtmd_input_chunks_get": (c_void_p, (c_void_p, c_size_t)),
+    "mtmd_input_chunks_free": (None, (c_void_p,)),
+    "mtmd_input_chunk_get_type": (c_int32, (c_void_p,)),
+    "mtmd_input_chunk_get_tokens_text": (POINTER(c_int32), (c_void_p, POINTER(c_size_t))),
+    "mtmd_input_chunk_get_tokens_image": (c_void_p, (c_void_p,)),
+    "mtmd_input_chunk_get_n_tokens": (c_size_t, (c_void_p,)),
+    "mtmd_input_chunk_get_n_pos": (c_int32, (c_void_p,)),
+    "mtmd_image_tokens_get_decoder_pos": (MediaPosition, (c_void_p, c_int32, c_size_t)),
+    "mtmd_tokenize": (
+        c_int32,
+        (c_void_p, c_void_p, POINTER(MediaText), POINTER(c_void_p), c_size_t),
+    ),
+    "mtmd_encode_chunk": (c_int32, (c_void_p, c_void_p)),
+    "mtmd_get_output_embd": (POINTER(c_float), (c_void_p,)),
+}
+"""The same for the functions of images, which a build may have in a library of their own."""

@@ -1,21 +1,26 @@
 """The LLM engine: work items as batches of the library llama.cpp.
 
-Implements ``vlmkit.interfaces.engine.Engine`` for text. Selects no work items and samples no
-tokens.
+Implements ``vlmkit.interfaces.engine.Engine``. Selects no work items and samples no tokens.
+
+A batch of the library has tokens or rows of features, never both. So a step with images is several
+batches: text up to the next image of each sequence together, then images, and so on.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence as Seq
+from itertools import chain
 
 import numpy as np
 
-from vlmkit.errors import RequestError
+from vlmkit.errors import EngineError, RequestError
 from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 from vlmkit_llama.cells import CellTable
-from vlmkit_llama.context import Context, Floats, LoadedModel, Part
+from vlmkit_llama.context import Context, Floats, Integers, LoadedModel, Part
+from vlmkit_llama.layout import TEXT, PromptImages, Run, read_images, rows_of
 
 
 class LlamaEngine:
@@ -50,18 +55,27 @@ class LlamaEngine:
         self._cells.pool.listener = listener
 
     def read(self, prompt: Prompt) -> PromptPlan:
-        """Return an empty plan: any prompt of text can be cut anywhere.
+        """Return where the images of a prompt are; a prompt of text can be cut anywhere.
 
         Raises:
-            RequestError: the prompt has images, or tokens that the model does not have.
+            RequestError: the prompt has tokens that the model does not have, images that another
+                tokenizer has prepared, or an image that is too large.
         """
-        if prompt.media:
-            raise RequestError("the engine llama takes text and no images")
         if prompt.token_ids and not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < (
             self._limits.vocab_size
         ):
             raise RequestError("the prompt has token ids outside the vocabulary")
-        return PromptPlan()
+        if not prompt.media:
+            return PromptPlan()
+        images, spans = read_images(prompt, has_axes=self._model.has_axes)
+        longest = max((span.stop - span.start for span in spans), default=0)
+        if longest > self._limits.max_chunk_tokens:
+            raise RequestError(
+                f"an image takes {longest} tokens, which are computed together, and the engine "
+                f"computes {self._limits.max_chunk_tokens} at once",
+                hint="raise engine.max_chunk_tokens",
+            )
+        return PromptPlan(spans, images)
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         """Allocate cells, sharing a cached prefix; see :meth:`.Cache.admit`."""
@@ -109,35 +123,80 @@ class LlamaEngine:
 
     def _rows(self, items: Seq[WorkItem], *, has_states: bool) -> Floats:
         """Return the rows of items: without a copy if one batch holds all of them."""
-        found = []
-        batches = list(_batches(items, self._context.max_batch_tokens))
+        found: list[list[Floats]] = [[] for _ in items]
+        most = self._context.max_batch_tokens
+        batches = list(_batches([self._parts(item, most) for item in items], most))
         for batch in batches:
-            parts = [
-                Part(
-                    self._cells.before(item.sequence, item.start, item.stop),
-                    item.start,
-                    item.token_ids,
-                    item.num_rows,
-                )
-                for item in batch
-            ]
-            rows = self._context.compute(parts, has_states=has_states)
-            found.append(rows if len(batches) == 1 else rows.copy())
-        if len(found) == 1:
-            return found[0]
+            rows = self._context.compute([part for _, part in batch], has_states=has_states)
+            if len(batches) == 1:
+                return rows
+            first = 0
+            for number, part in batch:
+                found[number].append(rows[first : first + part.num_rows].copy())
+                first += part.num_rows
         width = self._limits.hidden_size if has_states else self._limits.vocab_size
-        return np.concatenate(found) if found else np.empty((0, width), np.float32)
+        none = np.empty((0, width), np.float32)
+        return np.concatenate([none, *chain.from_iterable(found)])
+
+    def _parts(self, item: WorkItem, most: int) -> "deque[Part]":
+        """Return the parts of an item, each of at most ``most`` tokens or rows of features.
+
+        Raises:
+            EngineError: features have another width than the embeddings of the model.
+        """
+        sequence, stop = item.sequence, item.stop
+        seq_id, start = self._cells.before(sequence, item.start, stop)
+        images: PromptImages = sequence.plan.state or TEXT
+        token_ids = item.token_ids
+        if not images.runs or images.runs[-1].stop <= start:
+            positions = _line(images.position(start), stop - start)
+            return deque([Part(seq_id, positions, token_ids, item.num_rows)])
+        parts = deque[Part]()
+        for begin, end, run in _cut(images, start, stop, most):
+            num_rows = max(0, end - max(begin, stop - item.num_rows))
+            if run is None:
+                tokens = token_ids[begin - item.start : end - item.start]
+                positions = _line(images.position(begin), end - begin)
+                parts.append(Part(seq_id, positions, tokens, num_rows))
+                continue
+            features = np.asarray(sequence.features[run.slot].embeddings)
+            if features.shape[1:] != (self._model.feature_size,):
+                raise EngineError("the features of an image have another width than the model")
+            rows, places = rows_of(run, features, begin, end), images.on_axes(begin, end)
+            parts.append(Part(seq_id, places, rows, num_rows, run.is_whole))
+        return parts
 
 
-def _batches(items: Seq[WorkItem], most: int) -> Iterator[list[WorkItem]]:
-    """Yield items in groups of at most ``most`` tokens; no item is longer."""
-    batch: list[WorkItem] = []
-    num_tokens = 0
-    for item in items:
-        if batch and num_tokens + item.num_tokens > most:
-            yield batch
-            batch, num_tokens = [], 0
-        batch.append(item)
-        num_tokens += item.num_tokens
-    if batch:
+def _line(start: int, num: int) -> Integers:
+    return np.arange(start, start + num, dtype=np.int32)
+
+
+def _cut(
+    images: PromptImages, start: int, stop: int, most: int
+) -> Iterator[tuple[int, int, Run | None]]:
+    """Yield parts of a prompt, each of at most ``most`` tokens."""
+    for begin, end, run in images.parts(start, stop):
+        for first in range(begin, end, most):
+            yield first, min(end, first + most), run
+
+
+def _batches(items: Seq["deque[Part]"], most: int) -> Iterator[list[tuple[int, Part]]]:
+    """Yield parts in batches, each with the number of its item; empties the items.
+
+    A batch has tokens or features, at most ``most`` of them, and one part of an item. An image
+    whose tokens attend to each other in both directions is alone.
+    """
+    while any(items):
+        waiting = [(number, parts[0]) for number, parts in enumerate(items) if parts]
+        # Tokens first: an image may be next in more items then, and images are computed together.
+        has_features = all(part.has_features for _, part in waiting)
+        batch: list[tuple[int, Part]] = []
+        num_tokens = 0
+        for number, part in waiting:
+            if part.has_features != has_features or num_tokens + len(part.tokens) > most:
+                continue
+            if batch and (part.is_whole or batch[0][1].is_whole):
+                continue
+            batch.append((number, items[number].popleft()))
+            num_tokens += len(part.tokens)
         yield batch

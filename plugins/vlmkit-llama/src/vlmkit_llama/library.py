@@ -28,6 +28,7 @@ NATIVE_HINT = "build llama.cpp on this machine, and set engine.library to its li
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 WARN_LEVEL = 3
 FILLS = (0xCC, 0x55)
+MEDIA_PARAMS = (c.MediaParams, c.MEDIA_DEFAULTS)
 BACKTRACE = "GGML_NO_BACKTRACE"
 """With it, an abort ends the process at once. Without it, a debugger is started first."""
 
@@ -48,21 +49,31 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         os.environ.setdefault(BACKTRACE, "1")
-        try:
-            self.functions: Any = ctypes.CDLL(str(path))
-            _declare(self.functions)
-        except OSError as error:
-            raise ConfigError(
-                f"the library {path.name!r} cannot be opened: {one_line(str(error))}",
-                hint="set engine.library to the libllama of a build of llama.cpp",
-            ) from error
-        except AttributeError as error:
-            raise _unfit(path, f"it lacks a function: {one_line(str(error))}") from error
+        hint = "set engine.library to the libllama of a build of llama.cpp"
+        self.functions: Any = _opened(path, hint)
+        _declare(self.functions, c.FUNCTIONS, path)
         _compare(self.functions, path)
         self.errors: deque[str] = deque(maxlen=4)
+        self._path = path
         self._callback = c.LOG_CALLBACK(self._log)
         self.functions.llama_log_set(self._callback, None)
         self.functions.llama_backend_init()
+
+    @functools.cached_property
+    def media(self) -> Any:
+        """The functions of images, with declarations: of this file, or of the one beside it.
+
+        Raises:
+            ConfigError: no such file is there, or it is another build.
+        """
+        functions, path = self.functions, self._path
+        if not hasattr(functions, "mtmd_init_from_file"):
+            path = path.with_name(path.name.replace("llama", "mtmd", 1))
+            functions = _opened(path, "build the target mtmd of llama.cpp, too")
+        _declare(functions, c.MEDIA_FUNCTIONS, path)
+        _compare_params(functions, "mtmd_context_params_default", *MEDIA_PARAMS, path)
+        functions.mtmd_log_set(self._callback, None)
+        return functions
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -128,10 +139,22 @@ def lacks_vnni(features: tuple[str, ...]) -> bool:
     return "avx512_vnni" in flags or "avx_vnni" in flags
 
 
-def _declare(functions: Any) -> None:
-    for name, (result, arguments) in c.FUNCTIONS.items():
-        function = getattr(functions, name)
-        function.restype, function.argtypes = result, list(arguments)
+def _opened(path: Path, hint: str) -> Any:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"the library {path.name!r} cannot be opened: {one_line(str(error))}", hint=hint
+        ) from error
+
+
+def _declare(functions: Any, declared: Mapping[str, c.Signature], path: Path) -> None:
+    try:
+        for name, (result, arguments) in declared.items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, list(arguments)
+    except AttributeError as error:
+        raise _unfit(path, f"it lacks a function: {one_line(str(error))}") from error
 
 
 def _compare(functions: Any, path: Path) -> None:
@@ -144,15 +167,30 @@ def _compare(functions: Any, path: Path) -> None:
         ("llama_model_default_params", c.ModelParams, c.MODEL_DEFAULTS),
         ("llama_context_default_params", c.ContextParams, c.CONTEXT_DEFAULTS),
     ):
-        _compare_defaults(getattr(functions, name)().params, defaults, path)
-        size, expected = _num_written(functions, name), ctypes.sizeof(kind)
-        if size is not None and -(-size // 8) * 8 != expected:
-            raise _unfit(path, f"{name} writes {size} bytes, not {expected}")
+        _compare_params(functions, name, kind, defaults, path)
     batch = functions.llama_batch_init(1, 0, 1)
     is_like = not batch.embd and all((batch.token, batch.pos, batch.n_seq_id, batch.logits))
     if not is_like or batch.n_tokens:
         raise _unfit(path, "llama_batch has other fields")
     functions.llama_batch_free(batch)
+
+
+def _compare_params(
+    functions: Any,
+    name: str,
+    kind: type[ctypes.Structure],
+    defaults: Mapping[str, Any],
+    path: Path,
+) -> None:
+    """Compare the default parameters that a function returns, and their size.
+
+    Raises:
+        ConfigError: one differs.
+    """
+    _compare_defaults(getattr(functions, name)().params, defaults, path)
+    size, expected = _num_written(functions, name), ctypes.sizeof(kind)
+    if size is not None and -(-size // 8) * 8 != expected:
+        raise _unfit(path, f"{name} writes {size} bytes, not {expected}")
 
 
 def _compare_defaults(params: Any, defaults: Mapping[str, Any], path: Path) -> None:

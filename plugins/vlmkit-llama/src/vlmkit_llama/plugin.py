@@ -2,16 +2,19 @@
 
 from typing import Any
 
+from vlmkit.interfaces.memory_plan import MemoryPlan, PlannedLoad
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.weight_files import gguf_file
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_llama.settings import EngineSettings
+from vlmkit_llama.settings import EncoderSettings, EngineSettings, TokenizerSettings
 
 VLMKIT_API = (1, 0)
 PRIORITY = 5
-"""Below the 10 of vlmkit-torch, which also reads images."""
+"""Below the 10 of vlmkit-torch, which computes with the original precision."""
+LAST = -10
+"""Of the tokenizer: other engines take that of vlmkit-hf, and this engine takes its own."""
 
 
 def _build_engine(context: BuildContext) -> Any:
@@ -20,23 +23,48 @@ def _build_engine(context: BuildContext) -> Any:
     return build_engine(context)
 
 
+def _build_encoder(context: BuildContext) -> Any:
+    from vlmkit_llama.build import build_encoder
+
+    return build_encoder(context)
+
+
+def _build_tokenizer(context: BuildContext) -> Any:
+    from vlmkit_llama.build import build_tokenizer
+
+    return build_tokenizer(context)
+
+
 def _examine_engine(context: BuildContext) -> str:
     from vlmkit_llama.build import examine_engine
 
     return examine_engine(context)
 
 
+def _plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_llama.memory_plan import plan_engine
+
+    return plan_engine(context, load)
+
+
+def _plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
+    from vlmkit_llama.memory_plan import plan_encoder
+
+    return plan_encoder(context, load)
+
+
 def _cannot_serve(checkpoint: Checkpoint) -> str | None:
-    if checkpoint.file is None or gguf_file(checkpoint) is None:
-        hint = "name a file that ends with .gguf, not its folder"
-        return Objection("it reads GGUF files alone", hint=hint * checkpoint.has("*.gguf"))
-    if "vision_config" in checkpoint.config:
-        return Objection(
-            "it answers about text alone, and the model has a vision tower",
-            hint='engine.use = "torch" reads images; for text alone, put the GGUF file of the '
-            "language model into a folder of its own",
-        )
+    if gguf_file(checkpoint) is None:
+        has_several = checkpoint.file is None and checkpoint.has("*.gguf")
+        hint = "leave one GGUF file, and no safetensors, in the folder, or name the file"
+        return Objection("it reads models in one GGUF file", hint=hint * has_several)
     return None
+
+
+def _sees_nothing(checkpoint: Checkpoint) -> str | None:
+    if (objection := _cannot_serve(checkpoint)) is not None:
+        return objection
+    return None if "vision_config" in checkpoint.config else "the model takes no images"
 
 
 @hookimpl
@@ -48,7 +76,35 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         cannot_serve=_cannot_serve,
         settings=EngineSettings,
         priority=PRIORITY,
-        description="GGUF files through the library llama.cpp, in a subprocess; text alone",
+        description="GGUF files through the library llama.cpp, in a subprocess",
         examine=_examine_engine,
+        plan=_plan_engine,
         runner="subprocess",
+    )
+
+
+@hookimpl
+def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
+    """Offer ``media_encoder.use = "llama"``."""
+    registry.add(
+        "llama",
+        _build_encoder,
+        cannot_serve=_sees_nothing,
+        settings=EncoderSettings,
+        priority=PRIORITY,
+        description="the mmproj file beside a GGUF file, through the library llama.cpp",
+        plan=_plan_encoder,
+    )
+
+
+@hookimpl
+def vlmkit_register_tokenizers(registry: Registry[Any]) -> None:
+    """Offer ``tokenizer.use = "llama"``."""
+    registry.add(
+        "llama",
+        _build_tokenizer,
+        cannot_serve=_sees_nothing,
+        settings=TokenizerSettings,
+        priority=LAST,
+        description="the tokenizer hf, with images as the library llama.cpp lays them out",
     )

@@ -18,7 +18,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         num_threads: CPU threads of one computation, at most 1,024; None takes one for each core.
         cache_tokens: tokens that the cache holds, 67,108,864 at most; None derives it from
             ``cache_gib``. It is rounded up to a multiple of 256.
-        cache_gib: memory for the cache, which is allocated at load.
+        cache_gib: memory for the cache, which is allocated at load. Prefixes of ended sequences
+            take at most as much again.
         cache_dtype: precision of keys and values. ``f32`` takes twice the memory, and computes
             without flash attention, which rounds to 16 bits.
         prefix_cache: whether computed prefixes are reused by later prompts; never if layers have a
@@ -38,3 +39,26 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_sequence_tokens: SequenceTokens | None = None
     max_sequences: Annotated[int, Meta(ge=1, le=128)] = 16
     max_chunk_tokens: Positive = 512
+
+
+class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the media encoder.
+
+    Attributes:
+        num_threads: CPU threads of one computation, at most 1,024; None takes those of the engine.
+    """
+
+    num_threads: Threads | None = None
+
+
+class TokenizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the tokenizer of models with images.
+
+    Attributes:
+        chat_template: path of a Jinja file to use in place of the chat template of the file.
+        library: the file of the library; empty takes that of the engine. Processes that prepare
+            prompts have no engine: set it for them.
+    """
+
+    chat_template: InputFile | None = None
+    library: InputFile = ""

@@ -152,6 +152,8 @@ class MockTokenStream:
 
 
 def _slot(part: ImagePart, start: int, index: int, *, light: bool) -> MediaSlot:
+    if part.image.prepared is not None:
+        return MediaSlot.of_prepared(part.image.prepared, start)
     try:
         return slot_of(part.image, start, part.options, light=light)
     except ImageError as error:

@@ -79,6 +79,7 @@ def _filled(slot: MediaSlot, image: Image, used: tuple[int, ...]) -> MediaSlot:
             "digest": np.frombuffer(seen, dtype=np.uint8),
         },
         preprocess=Stage.since(began_s),
+        around=("", ""),
     )
 
 

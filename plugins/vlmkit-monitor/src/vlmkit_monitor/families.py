@@ -27,6 +27,8 @@ _COUNTED = {
     "num_tokens_drafted": "draft_tokens_total",
     "num_drafts_accepted": "accepted_draft_tokens_total",
     "num_media_encoded": "encoded_media_total",
+    "num_image_hits": "image_cache_hits_total",
+    "num_image_misses": "image_cache_misses_total",
     "num_feature_hits": "encoder_cache_hits_total",
     "num_feature_misses": "encoder_cache_misses_total",
     NUM_REMOTE: "remote_encodings_total",

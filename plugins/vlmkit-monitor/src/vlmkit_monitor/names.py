@@ -79,6 +79,8 @@ METRICS = (
     _counter("draft_tokens", "model", "tokens that were guessed"),
     _counter("accepted_draft_tokens", "model", "tokens that were guessed right"),
     _counter("encoded_media", "model", "pictures and other media that were encoded"),
+    _counter("image_cache_hits", "model", "images that were preprocessed before"),
+    _counter("image_cache_misses", "model", "images that were not"),
     _counter("encoder_cache_hits", "model", "media whose features were there"),
     _counter("encoder_cache_misses", "model", "media whose features were not there"),
     _counter("remote_encodings", "model", "media that other processes encoded"),

@@ -33,8 +33,15 @@ from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_onnx.self_checks.decoder_check import check_decoder
 from vlmkit_onnx.self_checks.row_length import max_independent_tokens
+from vlmkit_onnx.sessions import huge_pages
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.sessions.session import check, device_of, open_session, open_tower
+from vlmkit_onnx.sessions.session import (
+    check,
+    device_of,
+    open_session,
+    open_tower,
+    weights_bytes,
+)
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slots import system_memory
 from vlmkit_onnx.slots.cache_events import EVENT_BLOCK_TOKENS
@@ -61,6 +68,11 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
     _refuse_device(layout, settings)
     session = open_session(layout.decoder.file, settings)
+    if (
+        device_of(settings)[0] == "cpu"
+        and weights_bytes(layout.decoder.file) >= huge_pages.MIN_WEIGHTS_BYTES
+    ):
+        log.debug("%d bytes are in huge pages", huge_pages.move_resident())
     inputs = {node.name: node for node in session.get_inputs()}
     outputs = {node.name: node for node in session.get_outputs()}
     token_bytes = cached_token_bytes(layout.decoder, inputs, outputs)

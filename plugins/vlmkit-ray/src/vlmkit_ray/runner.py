@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vlmkit.errors import EngineError, WireError
+from vlmkit.errors import EngineError, WireError, WorkerLost
 from vlmkit.interfaces.observer import Observer
 from vlmkit.interfaces.runner import Admit, AnswerStream
 from vlmkit.running.fleet.stream import FleetStream
@@ -76,11 +76,11 @@ class RayPeer:
 
     def lost(self, reason: str) -> EngineError:
         """Return the error of a request whose connection ended."""
-        return EngineError(f"{self.who}: {reason}", hint="try again later")
+        return WorkerLost(f"{self.who}: {reason}")
 
     def absent(self) -> EngineError:
         """Return the error of a request while there is no connection."""
-        return EngineError(f"{self.who}: no replica is connected", hint="try again later")
+        return WorkerLost(f"{self.who}: no replica is connected")
 
     def given_up(self, reason: str) -> str:
         """Return why the runner failed for good."""

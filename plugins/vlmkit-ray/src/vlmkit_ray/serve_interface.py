@@ -67,7 +67,8 @@ class ContentRouter(RequestRouter):  # type: ignore[misc]  # Ray is not installe
                 route.refuse()
             return []
         candidates = [self._candidate(each, route) for each in same]
-        chosen = same[choose(candidates, route.affinity, sum(route.sizes)).place]
+        choice = choose(candidates, route.affinity, sum(route.sizes), are_estimates_shared=False)
+        chosen = same[choice.place]
         route.assign(_name(chosen), self._load(chosen))
         return [[chosen], [each for each in same if each is not chosen]]
 

@@ -1,5 +1,6 @@
 """The hooks of vlmkit-torch. Imports nothing heavy: the build functions do."""
 
+import importlib.util
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,12 @@ from vlmkit_torch.support import onednn, quantization, refusal, sizing
 
 VLMKIT_API = (1, 0)
 VLMKIT_KINDS = kinds.KINDS
+
+
+UNVERIFIED = (
+    "speed and answers on CUDA devices were not verified by the project: "
+    "`python benchmarks/gpu_day.py` in a clone of it verifies them"
+)
 
 
 def _engine_cannot_serve(
@@ -36,6 +43,22 @@ def _build_sdpa(_: BuildContext) -> AttentionBackend:
     from vlmkit_torch.attention.sdpa import SdpaAttention
 
     return SdpaAttention()
+
+
+def _build_triton(_: BuildContext) -> AttentionBackend:
+    from vlmkit_torch.attention.triton_decode import TritonAttention
+
+    return TritonAttention()
+
+
+def _build_varlen(_: BuildContext) -> AttentionBackend:
+    from vlmkit_torch.attention.varlen import VarlenAttention
+
+    return VarlenAttention()
+
+
+def _triton_why_not() -> str | None:
+    return None if importlib.util.find_spec("triton") else "the package triton is not installed"
 
 
 def _build_quantized_reader(context: BuildContext) -> WeightReader:
@@ -65,13 +88,16 @@ def _build_encoder(context: BuildContext) -> Any:
 
 def _examine_engine(context: BuildContext) -> str:
     from vlmkit_torch.attention.choice import BackendChoice
+    from vlmkit_torch.devices import hardware
     from vlmkit_torch.loading.weights import examine
 
     settings: EngineSettings = context.settings or EngineSettings()
     choice = BackendChoice(context, settings.attention, settings.has_int8_cache)
     choice.refuse_absent()
     cache = "8-bit KV cache" if settings.has_int8_cache else ""
-    return ", ".join(filter(None, (examine(context), cache, choice.described())))
+    device = hardware.choose_device(sizing.settings_of(context))
+    unverified = UNVERIFIED if device.type == "cuda" else ""
+    return ", ".join(filter(None, (examine(context), cache, choice.described(device), unverified)))
 
 
 def _examine_encoder(context: BuildContext) -> str:
@@ -126,12 +152,25 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> None:
-    """Offer ``engine.attention = "sdpa"``."""
+    """Offer ``engine.attention`` ``"sdpa"``, ``"triton"`` and ``"varlen"``."""
     registry.add(
         "sdpa",
         _build_sdpa,
         priority=10,
         description="torch's scaled_dot_product_attention, on every device, for every model",
+    )
+    registry.add(
+        "triton",
+        _build_triton,
+        why_not=_triton_why_not,
+        priority=20,
+        description="decodes by a kernel that reads the cache in place, on CUDA, for every model",
+    )
+    registry.add(
+        "varlen",
+        _build_varlen,
+        priority=30,
+        description="torch's FlashAttention over the cache in place, on CUDA, in half precision",
     )
 
 

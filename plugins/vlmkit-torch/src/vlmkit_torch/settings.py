@@ -83,6 +83,9 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             tower and projector.
         attention: name of the attention backend; ``auto`` takes the preferred one that can run the
             model. Other plugins may offer some.
+        cuda_graphs: on a CUDA device, repeat decode steps of similar size as one CUDA graph, which
+            is compared with the step without it first. Models with recurrent layers, and with
+            layers that attend to images, have none.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
             and of two small pictures. A cache of 8 bits is compared less strictly, with the text.
     """
@@ -100,6 +103,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     quantize: Rounding | None = None
     quantize_also: tuple[RoundedPart, ...] = ()
     attention: str = "auto"
+    cuda_graphs: bool = True
     self_check: bool = True
 
     @property

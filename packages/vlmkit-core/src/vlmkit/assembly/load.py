@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PARTNERS = ("media_encoder", "tokenizer")
+"""The sections whose ``auto`` prefers the provider with the name and plugin of the engine."""
+
 OnStage = Callable[[str], None]
 """Called with the name of each stage of loading when it begins; the last one is ``ready``."""
 
@@ -363,28 +366,33 @@ def choose(
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
         except PluginError as error:
-            raise _explained(error, checkpoint, plugins) from error
+            is_found = component.use != "auto" and isinstance(error, PluginUnavailable)
+            raise _explained(error, checkpoint, plugins, is_found=is_found) from error
         registry = registry_of(plugins, section)
         registry.check_settings(provider, component.settings)
         choice[section] = (registry.key(provider), component.settings)
     return choice
 
 
-def _explained(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
+def _explained(
+    error: PluginError, checkpoint: Checkpoint, plugins: Plugins, *, is_found: bool
+) -> VlmkitError:
     """Return why a component has no provider; broken weights take precedence over other reasons.
 
     Broken weights do not matter to an engine that needs none, such as one that runs graphs. A GGUF
     file is no flaw for an engine that reads it, whose own reason says more. A folder with only an
-    adapter is broken whatever is installed.
+    adapter is broken whatever is installed. Where the named provider was found, plugins that could
+    not be loaded have nothing to do with the error.
     """
+    unavailable = error if is_found else with_broken_plugins(error, plugins)
     if weight_files.gguf_file(checkpoint) is not None:
-        return with_broken_plugins(error, plugins)
+        return unavailable
     flaw = weight_files.objection(checkpoint)
     reasons = registry_of(plugins, "engine").objections(checkpoint).values()
     is_reason = flaw in reasons or checkpoint.has("adapter_config.json")
     is_flawed = is_reason and None not in reasons
     if flaw is None or not is_flawed or not isinstance(error, PluginUnavailable):
-        return with_broken_plugins(error, plugins)
+        return unavailable
     return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)
 
 
@@ -397,37 +405,49 @@ def chosen(
 ) -> Provider[Any]:
     """Return the provider of a component of a model.
 
-    For ``auto``, the media encoder of the chosen engine is preferred, if there is one, and the
-    runner that it names.
+    For ``auto``, the media encoder and the tokenizer of the chosen engine are preferred, if there
+    are any, and the runner that it names.
 
     Raises:
         PluginError: no provider can serve the model, or the configured one cannot.
     """
     use = config.component(section, entry).use
-    if section == "media_encoder" and use == "auto":
-        encoder = encoder_of_engine(config, plugins, checkpoint, entry)
-        if encoder is not None:
-            return encoder
+    if section in PARTNERS and use == "auto":
+        partner = partner_of_engine(section, config, plugins, checkpoint, entry)
+        if partner is not None:
+            return partner
     if use == "auto" and (named := named_by_engine(section, config, plugins, checkpoint, entry)):
         return registry_of(plugins, section).choose(named, checkpoint)
     return registry_of(plugins, section).choose(use, checkpoint)
 
 
-def encoder_of_engine(
-    config: Config, plugins: Plugins, checkpoint: Checkpoint, entry: ModelEntry | None = None
-) -> Provider[MediaEncoder] | None:
-    """Return the encoder with the name and plugin of the chosen engine, if it can serve the model.
+def partner_of_engine(
+    section: str,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    entry: ModelEntry | None = None,
+) -> Provider[Any] | None:
+    """Return the provider with the name and plugin of the chosen engine, if it can serve the model.
 
     The two belong together: they can share what they load, on the same device.
+
+    Args:
+        section: one of ``PARTNERS``.
+        config: the settings.
+        plugins: provide the components.
+        checkpoint: the model.
+        entry: its entry in the config.
     """
     try:
         engine = chosen("engine", config, plugins, checkpoint, entry)
     except PluginError:
         return None
     names = (engine.name, engine.plugin)
-    encoder = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
-    is_able = encoder is not None and not encoder.objection(checkpoint, is_named=True)
-    return encoder if is_able else None
+    registry = registry_of(plugins, section)
+    partner = next((each for each in registry if (each.name, each.plugin) == names), None)
+    is_able = partner is not None and not partner.objection(checkpoint, is_named=True)
+    return partner if is_able else None
 
 
 def named_by_engine(

@@ -164,7 +164,7 @@ def verdicts(
     The chosen provider examines the model, and is not chosen if it refuses. A provider that the
     config names has a verdict even if it is not installed; ``is_known`` tells that.
     """
-    from vlmkit.assembly.load import chosen, encoder_of_engine, is_needless
+    from vlmkit.assembly.load import PARTNERS, chosen, is_needless, partner_of_engine
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
     from vlmkit.config.structs import SECTIONS
@@ -185,9 +185,9 @@ def verdicts(
         is_without = is_needless(section, component, plugins, checkpoint, config, entry)
         if is_without and SECTIONS[section].is_named_by_engine:
             continue  # the engine names none
-        is_auto_vision = section == "media_encoder" and component.use == "auto"
-        follows = is_auto_vision and (
-            encoder_of_engine(config, plugins, checkpoint, entry) is not None
+        may_follow = section in PARTNERS and component.use == "auto"
+        follows = may_follow and (
+            partner_of_engine(section, config, plugins, checkpoint, entry) is not None
         )
         why_others = "the engine's own is taken" if follows else "not preferred"
         try:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vlmkit.interfaces.chat_format import Calling, ChannelFormat, Mark
 from vlmkit.interfaces.grounding_format import GroundingFormat
+from vlmkit.types.prepared_image import PreparedImage
 from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
 
@@ -50,6 +51,9 @@ class MediaSlot:
         kind: the kind of medium, such as ``image``; tokenizer and encoder must agree on it.
         num_encoded: rows that the encoder computes for a cross-attention model; 0 means
             ``num_features``.
+        around: texts before and after the medium's tokens, which the tokenizer adds to the text of
+            the prompt. None if the slot holds for this prompt alone. Otherwise later prompts may
+            show the image as ``Image.prepared``, and the tokenizer then uses the slot again.
         transform: how an image was resized and cropped; None if the processor does not say.
         preprocess: the stage of preparing the inputs, for the request's timings; zeros if unknown.
     """
@@ -63,6 +67,21 @@ class MediaSlot:
     transform: Transform | None = None
     preprocess: Stage = field(default=NO_STAGE, compare=False)
     num_encoded: int = 0
+    around: tuple[str, str] | None = None
+
+    @classmethod
+    def of_prepared(cls, image: PreparedImage, start: int) -> "MediaSlot":
+        """Return the slot of an image that an earlier prompt had, from a position on."""
+        return cls(
+            start,
+            start + len(image.token_ids),
+            image.digest,
+            image.inputs,
+            image.num_features,
+            transform=image.transform,
+            num_encoded=image.num_encoded,
+            around=image.around,
+        )
 
     @property
     def encoder_tokens(self) -> int:

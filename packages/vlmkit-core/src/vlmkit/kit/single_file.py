@@ -1,20 +1,22 @@
 """Models in a single file, such as GGUF: references to one file of a repository.
 
 ``owner/name:Q4_K_M`` names the file of the repository ``owner/name`` whose name ends with the tag
-``Q4_K_M`` before its suffix, such as ``tiny-Q4_K_M.gguf``. A whole file name is a tag, too. This
-module looks at names alone and reads no file.
+``Q4_K_M`` before its suffix, such as ``tiny-Q4_K_M.gguf``. A whole file name is a tag, too. A GGUF
+file may be in several pieces, such as ``tiny-00001-of-00003.gguf``; the first one stands for all.
+This module looks at names alone and reads no file.
 """
 
 import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from vlmkit.errors import CheckpointError
 
 SUFFIX = re.compile(r"(\.[a-z0-9]{1,16}){1,2}")
 _TAGGED = re.compile(r"([^/:\\]+/[^/:\\]+):([A-Za-z0-9][A-Za-z0-9._-]{0,199})")
 _PROJECTOR = re.compile(r"(^|[._-])mmproj([._-]|$)", re.IGNORECASE)
-_PIECE = re.compile(r"-\d{5}-of-\d{5}$")
+_PIECE = re.compile(r"-\d{5}-of-(\d{5})$")
+MAX_PIECES = 256
 MAX_LISTED = 12
 GGUF = (".gguf",)
 PRECISIONS = ("BF16", "F16", "F32")
@@ -36,7 +38,22 @@ def suffix_of(name: str, suffixes: Iterable[str]) -> str:
 def tag_of(name: str, suffixes: Iterable[str]) -> str:
     """Return the shortest tag of a file name, such as ``Q4_K_M``: the part after its last dash."""
     stem = name[: len(name) - len(suffix_of(name, suffixes))]
-    return stem.rpartition("-")[2]
+    return _PIECE.sub("", stem).rpartition("-")[2]
+
+
+def pieces_of(name: str) -> list[str]:
+    """Return the names of all pieces of a GGUF file, in order; one name if it is whole."""
+    suffix = name[len(name) - len(suffix_of(name, GGUF)) :]
+    found = _PIECE.search(stem := name.removesuffix(suffix)) if suffix else None
+    if found is None or not 1 <= (num := int(found[1])) <= MAX_PIECES:
+        return [name]
+    base = stem[: found.start()]
+    return [f"{base}-{number:05}-of-{found[1]}{suffix}" for number in range(1, num + 1)]
+
+
+def is_further_piece(name: str) -> bool:
+    """Return whether a file is a piece of another one, and not its first."""
+    return pieces_of(name)[0] != name
 
 
 def is_projector(name: str) -> bool:
@@ -76,7 +93,7 @@ def projectors_beside(file: Path) -> list[Path]:
 
 
 def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -> str:
-    """Return the name of the file that a reference with a tag selects.
+    """Return the name of the file that a reference with a tag selects; of pieces, the first.
 
     Files in folders are not considered, and those with vision towers are not.
 
@@ -86,7 +103,7 @@ def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -
         suffixes: the suffixes that may be selected.
 
     Raises:
-        CheckpointError: no file fits the tag, or several do, or the model is in several pieces.
+        CheckpointError: no file fits the tag, or several do, or one lacks a piece.
     """
     repository, tag = split_tag(reference)
     suffixes = list(suffixes)
@@ -96,23 +113,35 @@ def select_file(reference: str, names: Iterable[str], suffixes: Iterable[str]) -
         if "/" not in name and suffix_of(name, suffixes) and not is_projector(name)
     )
     found = [name for name in files if _fits(name, tag, suffixes)]
-    if len(found) == 1:
-        return found[0]
+    if len(whole := {pieces_of(name)[0] for name in found}) == 1:
+        file = whole.pop()
+        _refuse_absent_pieces(reference, file, files)
+        return file
     if not files:
         raise CheckpointError(
             f"model {repository!r} has no file that ends with {' or '.join(sorted(suffixes))}",
             hint=f"for its other files, name {repository}",
         )
-    if any(_PIECE.search(PurePosixPath(name).stem) for name in found):
-        raise CheckpointError(
-            f"model {reference!r} is in several pieces, such as {found[0]!r}",
-            hint="join them to one file, and name that",
-        )
-    shown = ", ".join((found or files)[:MAX_LISTED])
+    shown = ", ".join(sorted({pieces_of(name)[0] for name in found or files})[:MAX_LISTED])
     problem = f"fits {len(found)} files" if found else "fits no file"
     raise CheckpointError(
         f"model {reference!r} {problem} of the repository", hint=f"it has {shown}"
     )
+
+
+def _refuse_absent_pieces(reference: str, file: str, files: Iterable[str]) -> None:
+    """Require that a repository has each piece of a file.
+
+    Raises:
+        CheckpointError: it lacks one.
+    """
+    pieces = pieces_of(file)
+    if absent := sorted(set(pieces) - set(files)):
+        raise CheckpointError(
+            f"model {reference!r} is in {len(pieces)} pieces, and the repository lacks "
+            f"{absent[0]!r}",
+            hint="name another file of it",
+        )
 
 
 def _fits(name: str, tag: str, suffixes: Iterable[str]) -> bool:

@@ -11,7 +11,13 @@ from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import read_header
-from vlmkit.kit.single_file import gguf_files, is_projector, projectors_beside
+from vlmkit.kit.single_file import (
+    gguf_files,
+    is_further_piece,
+    is_projector,
+    pieces_of,
+    projectors_beside,
+)
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -71,21 +77,30 @@ def absent_tower(checkpoint: Checkpoint) -> Objection:
 def gguf_file(checkpoint: Checkpoint) -> Path | None:
     """Return the GGUF file that holds a model's weights; None if other files do.
 
-    It is the file that was named, or that of a folder that has one and no safetensors. Files with
-    vision towers are others; see :func:`projector_files`.
+    It is the file that was named, or that of a folder that has one and no safetensors; of several
+    pieces, the first. Files with vision towers are others; see :func:`projector_files`.
     """
     if checkpoint.file is not None:
         return checkpoint.file if checkpoint.file.suffix.lower() == ".gguf" else None
-    found = [path for path in gguf_files(checkpoint.path) if not is_projector(path.name)]
+    found = [
+        path
+        for path in gguf_files(checkpoint.path)
+        if not is_projector(path.name) and not is_further_piece(path.name)
+    ]
     if len(found) != 1 or checkpoint.has("*.safetensors*"):
         return None
     return found[0]
 
 
 def files_of_one(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files of a model in a single file, with its vision tower; empty for others."""
-    file = checkpoint.file or gguf_file(checkpoint)
-    return [] if file is None else [file, *projector_files(checkpoint)]
+    """Return the files of a model in a single file, with its vision tower; empty for others.
+
+    Of a file in several pieces, those that are there.
+    """
+    if (file := checkpoint.file or gguf_file(checkpoint)) is None:
+        return []
+    later = [file.with_name(name) for name in pieces_of(file.name)[1:]]
+    return [file, *(piece for piece in later if piece.exists()), *projector_files(checkpoint)]
 
 
 def projector_files(checkpoint: Checkpoint) -> list[Path]:

@@ -19,6 +19,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         max_unread_tokens: unread chunks of a slow reader above which its request is paused.
         feature_cache_bytes: memory of the cache of media features; 0 disables it. Each entry counts
             2 KiB besides its arrays.
+        image_cache_bytes: memory of the cache of preprocessed images, which need no decoding; 0
+            disables it. Each entry counts 2 KiB besides its arrays.
         constraint_cache_bytes: memory of the cache of compiled constraints; 0 disables it. Each
             entry counts 1 MiB and 64 bytes per character.
         max_decoding_pixels: maximum number of pixels of all images of one request, images in files
@@ -46,6 +48,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_output_tokens: Positive | None = None
     max_unread_tokens: Positive = 256
     feature_cache_bytes: Count = 256 * 2**20
+    image_cache_bytes: Count = 256 * 2**20
     constraint_cache_bytes: Count = 64 * 2**20
     max_decoding_pixels: Positive = 200_000_000
     max_decoding_bytes: Positive = 512 * 2**20

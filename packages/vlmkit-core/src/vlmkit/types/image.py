@@ -22,6 +22,7 @@ from vlmkit.image_files.header import Beginning, Header, read_beginning, read_he
 from vlmkit.image_files.pixels import SUBJECT, Pixels, decoded, is_short_of_memory, strips, upright
 from vlmkit.settings.images import ImageLimits
 from vlmkit.types.base64_text import from_base64, is_data_url
+from vlmkit.types.prepared_image import PreparedImage
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -64,7 +65,13 @@ class Image:
         pixels: the pixels of an image without a file; they stay in memory.
         cost: the memory that decoding takes; none for an image without a file.
         decoder: the function that decodes the file in its own process; see :meth:`of_decoder`.
+
+    Attributes:
+        prepared: what a tokenizer made of it for an earlier prompt; such an image has no pixels,
+            and needs none. None for all others.
     """
+
+    prepared: PreparedImage | None = None
 
     def __init__(
         self,
@@ -145,6 +152,11 @@ class Image:
     def turned(self) -> bool:
         """Whether an orientation tag rotates or mirrors the image."""
         return self._decoded().turned if self._is_turned is None else self._is_turned
+
+    @cached_property
+    def file_digest(self) -> bytes:
+        """Sha256 of the file; empty for an image that did not come from a file."""
+        return hashlib.sha256(self._content).digest() if self._content else b""
 
     @cached_property
     def digest(self) -> bytes:
@@ -275,6 +287,13 @@ class Image:
     def stand_in(cls, size: tuple[int, int]) -> "Image":
         """Return a placeholder for an upright image that another process has checked."""
         return cls._sized(Header(size, size, turned=False))
+
+    @classmethod
+    def of_prepared(cls, prepared: PreparedImage) -> "Image":
+        """Return an image of which an earlier prompt has all that a tokenizer needs."""
+        image = cls.stand_in(prepared.size)
+        image.prepared = prepared
+        return image
 
     @classmethod
     def _sized(cls, header: Header) -> "Image":

@@ -84,6 +84,10 @@ OF_MODELS = frozenset(
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sampling parameters of a request, with bounds. The defaults are greedy decoding.
 
+    They apply in this order: ``logit_bias`` and ``sequence_bias``, the repetition penalty, the
+    presence, frequency and DRY penalties, bans, the temperature. The filters follow: top-k, top-p
+    among the tokens that it keeps, min-p, typical-p, epsilon, eta, and XTC.
+
     Attributes:
         max_tokens: maximum number of tokens to generate; None is what the context holds.
         min_tokens: number of tokens before which no end-of-sequence token, stop token or stop
@@ -120,7 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         dry_allowed_length: shortest run that DRY penalises, in tokens.
         dry_penalty_last_n: number of newest tokens that DRY considers; -1 is the maximum.
         dry_sequence_breakers: texts that end runs of DRY, and are never penalised.
-        logit_bias: added to the logits of these token ids.
+        logit_bias: added, before any penalty, to the logits of these token ids.
         sequence_bias: added, before any penalty, to the logit of the last token of each of these
             token sequences. Applies where the newest tokens of prompt and answer are the rest of
             the sequence.

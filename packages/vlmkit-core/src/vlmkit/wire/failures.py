@@ -24,7 +24,7 @@ ERRORS: Mapping[str, type[VlmkitError]] = {
         *("VlmkitError", "ConfigError", "PluginError", "UnknownPlugin", "PluginUnavailable"),
         *("CheckpointError", "WireError", "RequestError", "PromptTooLong", "MediaError"),
         *("ImageError", "ConstraintError", "QueueFull", "RequestQuarantined", "EngineError"),
-        *("EngineFailed", "OutOfMemory", "PromptNotMade", "RequestCancelled"),
+        *("EngineFailed", "WorkerLost", "OutOfMemory", "PromptNotMade", "RequestCancelled"),
     )
 }
 """The classes of errors that are sent; one of another class is sent as its nearest base."""

@@ -62,6 +62,7 @@ class Monitors:
             _text(headers.get(b"traceparent", b"")),
             _text(headers.get(b"tracestate", b"")),
         )
+        scope["state"]["began"] = time.perf_counter()
         traces = self._call("began", request)
         scope["state"]["trace"] = next(filter(None, traces), "")
         return request
@@ -72,7 +73,7 @@ class Monitors:
             scope.get("path_template", ""),
             status,
             scope["state"].get("error", ""),
-            max(0.0, time.time() - request.at_s),
+            time.perf_counter() - scope["state"]["began"],
         )
         self._call("ended", request, end)
 

@@ -25,6 +25,7 @@ from vlmkit.errors import (
     RequestError,
     RequestQuarantined,
     VlmkitError,
+    WorkerLost,
 )
 from vlmkit.kit.traces import trace_of
 from vlmkit_server.http.unserved import unserved
@@ -172,6 +173,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineFailed: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
+    WorkerLost: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     PromptNotMade: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineError: _Status(500, "server_error"),
 }

@@ -138,7 +138,8 @@ class Monitor(Protocol):
         """Return the page of ``/metrics``, or None. Called in a thread of its own.
 
         All monitors are asked; the first one in ``monitors.use`` that has a page provides it. It is
-        the only page that a monitor provides.
+        the only page that a monitor provides. Whether there is one must never change, and must not
+        depend on ``accept``.
 
         Args:
             state: the server's state.

@@ -8,25 +8,32 @@ files are read and written in any thread.
 the files contain, and when one is unlinked.
 """
 
+import asyncio
 import errno
 import os
 import re
+import sqlite3
 import stat
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from vlmkit.config.paths import named_paths
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.settings.server import DataSettings, ServerSettings
 from vlmkit_server.storage.database import Database
+from vlmkit_server.storage.disk_reserve import DiskReserve
+
+T = TypeVar("T")
 
 MIN_FILE_BYTES = 4096  # size that an empty file counts for
 DATABASE = "vlmkit.sqlite3"
 FILES = "files"
+RESERVE = "reserve"
 PART = ".part"  # suffix of an upload in progress
 _NAME = re.compile(r"file-[0-9a-f]{48}(\.part)?")
 _OF_THE_SYSTEM = frozenset({"lost+found", ".DS_Store"})  # present in a new volume or folder
@@ -130,12 +137,31 @@ class Folder:
                 f"server.data.folder {settings.folder!r} cannot be used: {error.strerror}",
                 hint="name a folder that this user may write to, or one that is not there yet",
             ) from error
+        self._reserve = DiskReserve(self._root / RESERVE)
+        self._reserve.fill()
         self._num_bytes: Counter[bytes] = Counter()
         self.num_bytes = 0
 
     def path(self, name: str) -> Path:
         """Return the path of a stored file."""
         return self._files / name
+
+    async def run_deletion(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a transaction that records deletions; on a full disk it uses the reserve.
+
+        Raises:
+            Unavailable: the disk cannot be written.
+        """
+        try:
+            return await self.database.run(work)
+        except Unavailable:
+            self._reserve.release()
+            await self.database.empty_log()
+            return await self.database.run(work)
+
+    async def renew_reserve(self) -> None:
+        """Take the room for deletions again, if it was used and there is room."""
+        await asyncio.to_thread(self._reserve.fill)
 
     def reserve(self, owner: bytes, num_bytes: int) -> None:
         """Count bytes that are to be stored.
@@ -304,7 +330,7 @@ def _refuse_foreign(settings: DataSettings, own: Collection[Path]) -> None:
 def _is_ours(name: str, beside: Collection[str]) -> bool:
     own_names = (DATABASE, *beside)
     begins = tuple(f"{own}{end}" for own in own_names for end in "-.")
-    return name in (FILES, *own_names, *_OF_THE_SYSTEM) or name.startswith(begins)
+    return name in (FILES, RESERVE, *own_names, *_OF_THE_SYSTEM) or name.startswith(begins)
 
 
 def counted_bytes(num_bytes: int) -> int:

@@ -83,6 +83,14 @@ class Database:
         with contextlib.suppress(RuntimeError):  # the database is closed
             self._thread.submit(self._done, work)
 
+    async def empty_log(self) -> None:
+        """Move the write-ahead log into the database, and free the room of the log.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._empty_log)
+
     def close(self) -> None:
         """Wait for all work and close the database."""
         self._thread.submit(self._connection.close)
@@ -93,6 +101,12 @@ class Database:
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
                 return work(self._connection)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise not_written(error) from error
+
+    def _empty_log(self) -> None:
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (OSError, sqlite3.OperationalError) as error:
             raise not_written(error) from error
 

@@ -6,15 +6,16 @@ knows what a killed process left, and unlinks nothing else. It is used in the ev
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit_server.http.errors import Overloaded
+from vlmkit_server.http.errors import Overloaded, Unavailable
 from vlmkit_server.storage.data_folder import PART, Folder, counted_bytes
 from vlmkit_server.storage.database import not_written
 from vlmkit_server.storage.memory_store import not_stored, too_large
@@ -63,7 +64,7 @@ class FilesOnDisk:
         for owner, name, num_bytes in stored:
             self.folder.count(owner, counted_bytes(num_bytes))
             names.add(name)
-        removed = [(name,) for (name,) in pending if name in names or self._is_removed(name)]
+        removed = [(name,) for (name,) in pending if self._is_gone(name, names)]
         self.folder.database.run_in_background(lambda on: on.executemany(_FORGET_UNLINK, removed))
         if num_unknown := self.folder.num_unknown(names):
             log.warning(
@@ -73,9 +74,14 @@ class FilesOnDisk:
                 num_unknown,
             )
 
-    def _is_removed(self, name: str) -> bool:
+    def _is_gone(self, name: str, stored: Set[str]) -> bool:
+        """Unlink what a killed process left of a file that is not stored; tell whether it could.
+
+        An upload may have its final name already, although it was not recorded.
+        """
         try:
-            self.folder.remove(name)
+            for each in {name, name.removesuffix(PART)} - stored:
+                self.folder.remove(each)
         except OSError as error:
             log.error("a deleted file cannot be unlinked: %s", error.strerror)  # noqa: TRY400
             return False
@@ -134,7 +140,12 @@ class FilesOnDisk:
             on.execute(_FORGET_UNLINK, (incoming.name + PART,))
             self.folder.rename(incoming.name + PART, incoming.name)
 
-        await self.folder.database.run(add)
+        try:
+            await self.folder.database.run(add)
+        except Unavailable:
+            with contextlib.suppress(OSError):  # it may have failed before it was renamed
+                self.folder.rename(incoming.name, incoming.name + PART)
+            raise
         return file
 
     async def find(self, file_id: str, owner: bytes) -> DiskFile:
@@ -194,7 +205,7 @@ class FilesOnDisk:
                 _expect_unlink(on, file_id)
             return is_deleted
 
-        if not await self.folder.database.run(forget):  # another request deleted it meanwhile
+        if not await self.folder.run_deletion(forget):  # another request deleted it meanwhile
             raise not_stored()
         await self._remove(file.id, owner, file.num_bytes)
 
@@ -230,12 +241,14 @@ class FilesOnDisk:
                 _expect_unlink(on, name)
             return found
 
-        for name, owner, num_bytes in await self.folder.database.run(forget):
+        for name, owner, num_bytes in await self.folder.run_deletion(forget):
             await self._remove(name, owner, num_bytes)
+        await self.folder.renew_reserve()
 
     async def _remove(self, name: str, owner: bytes, num_bytes: int) -> None:
         self.folder.count(owner, -counted_bytes(num_bytes))
         await asyncio.to_thread(self.folder.remove, name)
+        await self.folder.renew_reserve()
         self.note_unlinked(name)
 
 

@@ -18,6 +18,7 @@ from vlmkit_server.http.errors import Fault
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Api
 from vlmkit_testing.contracts.api_subject import (
+    CALLED,
     MODEL,
     WORDS,
     ApiServer,
@@ -29,6 +30,8 @@ from vlmkit_testing.contracts.api_subject import (
 PRIVATE = "kx7private"
 ABSENT = "no-such-model"
 ANSWER = "".join(WORDS)
+ENDS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
+"""How the last event of a stream ends, by media type: a client waits for it."""
 
 
 class ApiContract:
@@ -148,6 +151,16 @@ class ApiContract:
         received = ApiServer(self.make(), runner).send(*wanted)
         assert [self.answer_of(each) for each in received] == [f"{t} {ANSWER}" for t in texts]
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_an_answer_shows_no_call_of_an_earlier_one(self, stream: bool) -> None:
+        """Calls are often collected up to the end of an answer: each has its own."""
+        api = self.make()
+        (first,) = self._responses(ScriptedRunner(calls=True), stream=stream, api=api)
+        (second,) = self._responses(ScriptedRunner(), stream=stream, api=api)
+        assert first.status == second.status == 200
+        assert CALLED.encode() not in second.body
+        assert self.answer_of(second) == f"hello {ANSWER}"
+
     def test_an_image_reaches_the_model(self) -> None:
         """Opened, and before the text or after it."""
         sent = self.chat("look", stream=False, image_url=_png_url())
@@ -203,6 +216,9 @@ class ApiContract:
         assert received.status == 200
         assert b"failed" in received.pieces[-1]
         assert b"failed" not in whole.body
+        for each in (received, whole):
+            media_type = each.headers["content-type"].partition(";")[0]
+            assert each.body.endswith(ENDS.get(media_type, b"")), "its last event is not whole"
 
     def test_no_error_and_no_log_line_repeats_a_clients_text(
         self, caplog: pytest.LogCaptureFixture

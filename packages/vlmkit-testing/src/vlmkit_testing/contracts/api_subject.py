@@ -17,7 +17,7 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit.types.delta import TextDelta
+from vlmkit.types.delta import TextDelta, ToolCallDelta, tool_calls_of
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -30,6 +30,9 @@ from vlmkit_server.settings.server import ServerSettings
 
 MODEL = "scripted"
 WORDS = ("a ", "small ", "bird ", "sits ", "here")
+CALLED = "zx9called"
+"""The tool that an answer calls."""
+
 TIMEOUT_S = 60.0
 
 
@@ -79,16 +82,20 @@ class ScriptedStream:
         words: the words.
         error: is raised after the first word; None for a whole answer.
         holds: whether the answer stops after the first word until it is aborted.
+        calls: whether the answer ends with the call of a tool.
     """
 
     num_choices = 1
     prompt_token_ids = (1, 2, 3)
 
-    def __init__(self, words: Seq[Any], error: VlmkitError | None, *, holds: bool) -> None:
+    def __init__(
+        self, words: Seq[Any], error: VlmkitError | None, *, holds: bool, calls: bool = False
+    ) -> None:
         self.is_aborted = False
         self._words = list(words)
         self._error = error
         self._holds = holds
+        self._calls = (ToolCallDelta(0, "call-1", CALLED, "{}"),) if calls else ()
         self._num_read = 0
         self._is_over = asyncio.Event()
 
@@ -119,13 +126,15 @@ class ScriptedStream:
         word = self._words[self._num_read]
         self._num_read += 1
         is_last = self._num_read == len(self._words)
-        return [Chunk(0, (TextDelta(word),), finish_reason="stop" if is_last else None)]
+        deltas = (TextDelta(word), *(self._calls if is_last else ()))
+        return [Chunk(0, deltas, finish_reason="stop" if is_last else None)]
 
     async def aresult(self) -> Completion:
         """Return the whole answer."""
         while await self.next_chunks():
             pass
-        choice = Choice("".join(self._words), finish_reason="stop")
+        calls = tool_calls_of(self._calls)
+        choice = Choice("".join(self._words), finish_reason="stop", tool_calls=calls)
         return Completion([choice], self.usage, self.timings, self.prompt_token_ids)
 
     def abort(self) -> None:
@@ -176,6 +185,7 @@ class ScriptedRunner:
         error: is raised when a request is submitted, if it is given.
         late_error: is raised after the first word of an answer, if it is given.
         holds: whether an answer stops after the first word until it is aborted.
+        calls: whether an answer ends with the call of a tool.
 
     Attributes:
         requests: the requests so far.
@@ -206,12 +216,14 @@ class ScriptedRunner:
         late_error: VlmkitError | None = None,
         *,
         holds: bool = False,
+        calls: bool = False,
     ) -> None:
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self._error = error
         self._late_error = late_error
         self._holds = holds
+        self._calls = calls
 
     def submit(self, request: Request, admit: Admit | None = None) -> ScriptedStream:
         """Start an answer: the text of the newest message, and the script; or a vector."""
@@ -225,7 +237,9 @@ class ScriptedRunner:
         if request.task == "score":
             return ScriptedScores(request.continuations, self._late_error, holds=self._holds)
         last = request.messages[-1].text if request.messages else request.text or ""
-        stream = ScriptedStream([f"{last} ", *WORDS], self._late_error, holds=self._holds)
+        stream = ScriptedStream(
+            [f"{last} ", *WORDS], self._late_error, holds=self._holds, calls=self._calls
+        )
         self.streams.append(stream)
         return stream
 

@@ -1,80 +1,34 @@
 """What every constraint compiler must do."""
 
 import itertools
-import json
 import random
-import re
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
 import pytest
 
 from vlmkit.errors import ConstraintError
-from vlmkit.interfaces.constraint import ConstraintCompiler, Matcher, Resettable, Vocabulary
-from vlmkit.types.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
-
-WORDS = ('{"', '":', '": ', '", "', "na", "name", "number", "red", "re", "blue", "true", "one")
-TOKEN_BYTES = [
-    b"",
-    *(bytes([i]) for i in range(256)),
-    *(w.encode() for w in WORDS),
-    b"a",
-    b"re",
-    b"",
-    b"",
-]
-"""A vocabulary: every byte, some words, of which two come twice, and tokens that add nothing."""
-
-PERSON = JsonSchema.of(
-    {
-        "type": "object",
-        "properties": {"name": {"enum": ["Ann", "Bob"]}, "number": {"type": "integer"}},
-        "required": ["name", "number"],
-        "additionalProperties": False,
-    }
+from vlmkit.interfaces.constraint import Matcher, Resettable, Vocabulary
+from vlmkit.types.constraint import Constraint, JsonSchema, Lark, OneOf, Regex
+from vlmkit_testing.contracts.constraint_state_contract import ConstraintStateContract
+from vlmkit_testing.contracts.constraint_subject import (
+    COLOURS,
+    TOKEN_BYTES,
+    TRIED,
+    VALID,
+    allowed_tokens,
+    byte_tokens,
 )
-COLOURS = OneOf(("red", "reddish", "blue", "blüte"))
+
 SIGNS = OneOf(("a.c", "a+", 'say "x"\\', "(", "a\nb", "\x7f~", "^>", "_\x1e", "ﬁ½", "e\u0301"))
-TRIED: dict[type, Constraint] = {
-    JsonSchema: PERSON,
-    JsonObject: JsonObject(),
-    Regex: Regex("[a-c]{2,3}(one|two)?"),
-    OneOf: COLOURS,
-    Lark: Lark('start: "(" start ")" | "x"'),
-}
-VALID: dict[type, Callable[[str], bool]] = {
-    JsonSchema: lambda text: _is_person(json.loads(text)),
-    Regex: lambda text: re.fullmatch("[a-c]{2,3}(one|two)?", text) is not None,
-    OneOf: lambda text: text in COLOURS.texts,
-    Lark: lambda text: text == "(" * (len(text) // 2) + "x" + ")" * (len(text) // 2),
-}
-"""How a text that is generated within a constraint is checked; few JSON objects are short."""
 SENSELESS = (JsonSchema.of({"type": "nothing"}), Regex("("), Lark("start: nowhere"))
 
 
-class ConstraintContract:
+class ConstraintContract(ConstraintStateContract):
     """Inherit it, override :meth:`make`, and run pytest.
 
-    Attributes:
-        forms: the constraints that it supports; others are refused. None supports those that it
-            does not refuse.
-        examples: for a compiler that supports some constraints of a form, such as one pattern: by
-            form, one that it supports, and whether a text satisfies it.
+    Attributes describe the compiler:
+    :class:`vlmkit_testing.contracts.constraint_subject.ConstraintSubject`.
     """
-
-    forms: tuple[type, ...] | None = tuple(TRIED)
-    examples: Mapping[type, tuple[Constraint, Callable[[str], bool]]] = {}
-
-    def make(self, vocabulary: Vocabulary) -> ConstraintCompiler:
-        """Return a compiler for a vocabulary."""
-        raise NotImplementedError
-
-    @pytest.fixture(params=TRIED, ids=lambda form: form.__name__)
-    def matcher(self, request: pytest.FixtureRequest) -> Matcher:
-        """Return a matcher of each supported form."""
-        return self._matcher(self._example(self._taken(request.param)))
 
     # What may follow
 
@@ -98,7 +52,7 @@ class ConstraintContract:
         )
         for _ in range(60):
             assert matcher.may_end == self._is_valid(form, said), said
-            if not (allowed := _allowed(matcher)):
+            if not (allowed := allowed_tokens(matcher)):
                 break
             token_id = chance.choice(allowed)
             assert matcher.accept(token_id)
@@ -116,7 +70,7 @@ class ConstraintContract:
         """Each adds text."""
         chance = random.Random(4)
         for _ in range(20):
-            allowed = _allowed(matcher)
+            allowed = allowed_tokens(matcher)
             for token_id in allowed:
                 assert TOKEN_BYTES[token_id], token_id
                 assert matcher.accept(token_id), token_id
@@ -138,13 +92,13 @@ class ConstraintContract:
         """For any number of tokens."""
         chance = random.Random(7)
         for _ in range(12):
-            before = (_allowed(matcher), matcher.may_end, list(matcher.forced()))
+            before = (allowed_tokens(matcher), matcher.may_end, list(matcher.forced()))
             num = 0
-            while num < 5 and (allowed := _allowed(matcher)):
+            while num < 5 and (allowed := allowed_tokens(matcher)):
                 assert matcher.accept(chance.choice(allowed))
                 num += 1
             matcher.roll_back(num)
-            assert (_allowed(matcher), matcher.may_end, list(matcher.forced())) == before
+            assert (allowed_tokens(matcher), matcher.may_end, list(matcher.forced())) == before
             if not before[0]:
                 break
             matcher.accept(chance.choice(before[0]))
@@ -153,25 +107,25 @@ class ConstraintContract:
         """A rollback of zero tokens, as after drafts that were all accepted, changes nothing."""
         chance = random.Random(8)
         for _ in range(4):
-            before = _allowed(matcher), matcher.may_end
+            before = allowed_tokens(matcher), matcher.may_end
             matcher.roll_back(0)
-            assert (_allowed(matcher), matcher.may_end) == before
+            assert (allowed_tokens(matcher), matcher.may_end) == before
             if not before[0]:
                 break
             assert matcher.accept(chance.choice(before[0]))
 
     def test_an_answer_may_be_taken_back_as_a_whole(self, matcher: Matcher) -> None:
         """In one rollback, or token by token."""
-        chance, states = random.Random(9), [(_allowed(matcher), matcher.may_end)]
+        chance, states = random.Random(9), [(allowed_tokens(matcher), matcher.may_end)]
         while states[-1][0] and len(states) < 25:
             assert matcher.accept(chance.choice(states[-1][0]))
-            states.append((_allowed(matcher), matcher.may_end))
+            states.append((allowed_tokens(matcher), matcher.may_end))
         num_accepted = len(states) - 1
         for num in itertools.cycle((1, 3, 2)):
             num_back = min(num, num_accepted)
             matcher.roll_back(num_back)
             num_accepted -= num_back
-            assert (_allowed(matcher), matcher.may_end) == states[num_accepted]
+            assert (allowed_tokens(matcher), matcher.may_end) == states[num_accepted]
             if not num_accepted:
                 break
 
@@ -179,46 +133,50 @@ class ConstraintContract:
         """At any length."""
         self._taken(OneOf)
         matcher = self._compiler().compile(OneOf(("b" * 80, "a")))()
-        before = _allowed(matcher), matcher.may_end
+        before = allowed_tokens(matcher), matcher.may_end
         assert all(matcher.accept(1 + ord("b")) for _ in range(80))
         assert matcher.may_end
         matcher.roll_back(80)
-        assert (_allowed(matcher), matcher.may_end) == before
+        assert (allowed_tokens(matcher), matcher.may_end) == before
 
     def test_reading_a_mask_changes_nothing(self, matcher: Matcher) -> None:
         """In any order, any number of times."""
         chance = random.Random(10)
         for _ in range(10):
-            allowed, may_end, forced = _allowed(matcher), matcher.may_end, list(matcher.forced())
+            allowed, may_end, forced = (
+                allowed_tokens(matcher),
+                matcher.may_end,
+                list(matcher.forced()),
+            )
             for _ in range(2):
                 assert list(matcher.forced()) == forced
                 assert matcher.may_end == may_end
-                assert _allowed(matcher) == allowed
+                assert allowed_tokens(matcher) == allowed
             if not allowed:
                 break
             assert matcher.accept(chance.choice(allowed))
 
     def test_a_token_that_is_refused_changes_nothing(self, matcher: Matcher) -> None:
         """It may have been a draft."""
-        before, num_refused = (_allowed(matcher), matcher.may_end), 0
+        before, num_refused = (allowed_tokens(matcher), matcher.may_end), 0
         for token_id in range(len(TOKEN_BYTES)):
             if matcher.accept(token_id):
                 matcher.roll_back(1)
             else:
                 num_refused += 1
         assert num_refused
-        assert (_allowed(matcher), matcher.may_end) == before
+        assert (allowed_tokens(matcher), matcher.may_end) == before
 
     def test_what_is_forced_may_follow(self, matcher: Matcher) -> None:
         """Forced tokens are allowed, and are not accepted until they are passed."""
         chance = random.Random(2)
         for _ in range(20):
-            forced, allowed = list(matcher.forced()), _allowed(matcher)
+            forced, allowed = list(matcher.forced()), allowed_tokens(matcher)
             assert all(isinstance(token_id, int) for token_id in forced)
             for token_id in forced:
                 assert matcher.accept(token_id)
             matcher.roll_back(len(forced))
-            assert _allowed(matcher) == allowed
+            assert allowed_tokens(matcher) == allowed
             if not allowed:
                 break
             matcher.accept(chance.choice(allowed))
@@ -239,7 +197,7 @@ class ConstraintContract:
     def test_a_tokenizer_may_put_a_space_before_a_text(self) -> None:
         """A space before the first word is not forced."""
         self._any_choice_is_taken()
-        vocabulary = Vocabulary(TOKEN_BYTES, lambda text: _encode(f" {text}"))
+        vocabulary = Vocabulary(TOKEN_BYTES, lambda text: byte_tokens(f" {text}"))
         matcher = self.make(vocabulary).compile(OneOf(("lighthouse",)))()
         said = b"".join(TOKEN_BYTES[token_id] for token_id in matcher.forced())
         assert b"lighthouse".startswith(said)
@@ -249,13 +207,13 @@ class ConstraintContract:
         if not isinstance(matcher, Resettable):
             pytest.skip("its matchers cannot be reset")
         chance = random.Random(11)
-        first = _allowed(matcher), matcher.may_end, list(matcher.forced())
+        first = allowed_tokens(matcher), matcher.may_end, list(matcher.forced())
         for num_tokens in (0, 1, 9):
             for _ in range(num_tokens):
-                if allowed := _allowed(matcher):
+                if allowed := allowed_tokens(matcher):
                     assert matcher.accept(chance.choice(allowed))
             matcher.reset()
-            assert (_allowed(matcher), matcher.may_end, list(matcher.forced())) == first
+            assert (allowed_tokens(matcher), matcher.may_end, list(matcher.forced())) == first
 
     # Beside each other
 
@@ -269,22 +227,24 @@ class ConstraintContract:
         grown: list[list[int]] = [[], [], []]
         for _ in range(30):
             for matcher, chance, tokens in zip(together, chances, grown, strict=True):
-                if allowed := _allowed(matcher):
+                if allowed := allowed_tokens(matcher):
                     tokens.append(chance.choice(allowed))
                     assert matcher.accept(tokens[-1])
         for seed, tokens in enumerate(grown):
             alone, chance = make(), random.Random(seed)
             for token_id in tokens:
-                assert chance.choice(_allowed(alone)) == token_id
+                assert chance.choice(allowed_tokens(alone)) == token_id
                 assert alone.accept(token_id)
 
     def test_constraints_are_compiled_beside_each_other(self) -> None:
         """Several threads compile at the same time."""
         compiler = self._compiler()
         constraint = self._example(self._forms()[0])
-        expected = _allowed(compiler.compile(constraint)())
+        expected = allowed_tokens(compiler.compile(constraint)())
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda _: _allowed(compiler.compile(constraint)()), range(8)))
+            found = list(
+                pool.map(lambda _: allowed_tokens(compiler.compile(constraint)()), range(8))
+            )
         assert found == [expected] * 8
 
     def test_constraints_do_not_mix(self) -> None:
@@ -294,8 +254,10 @@ class ConstraintContract:
         with ThreadPoolExecutor(8) as pool:
             made = list(pool.map(lambda letter: compiler.compile(OneOf((letter * 2,))), letters))
         for letter, make in zip(letters, made, strict=True):
-            assert _allowed(make())
-            assert all(TOKEN_BYTES[i] in (letter * 2).encode() for i in _allowed(make())), letter
+            assert allowed_tokens(make())
+            assert all(TOKEN_BYTES[i] in (letter * 2).encode() for i in allowed_tokens(make())), (
+                letter
+            )
 
     # Refusals
 
@@ -329,7 +291,7 @@ class ConstraintContract:
                     for token_id, added in enumerate(TOKEN_BYTES)
                     if added and any(rest.startswith(added) for rest in begun)
                 }
-                found = set(_allowed(matcher))
+                found = set(allowed_tokens(matcher))
                 if len(begun) > 1:
                     assert found == expected, text[:place]
                 else:  # its usual tokens will do
@@ -345,72 +307,12 @@ class ConstraintContract:
                 if is_accepted:
                     matcher.roll_back(1)
 
-    def _taken(self, form: type) -> type:
-        if form not in self._forms():
-            pytest.skip("constraints of this form are not taken")
-        return form
-
-    def _any_choice_is_taken(self) -> None:
-        if self._taken(OneOf) in self.examples:
-            pytest.skip("only some choices are taken")
-
-    def _example(self, form: type) -> Constraint:
-        return self.examples[form][0] if form in self.examples else TRIED[form]
-
-    def _is_valid(self, form: type, said: bytes) -> bool:
-        check = self.examples[form][1] if form in self.examples else VALID[form]
-        try:
-            return check(said.decode())
-        except ValueError:  # half a character, or half a JSON value
-            return False
-
-    def _forms(self) -> tuple[type, ...]:
-        if self.forms is not None:
-            return self.forms
-        forms = tuple(form for form in TRIED if self._is_taken(self._example(form)))
-        assert forms, (
-            f"it refuses all that is tried of any form, {TRIED[Regex]!r} for one; the tests of a "
-            "compiler that takes only some constraints name one in ConstraintContract.examples"
-        )
-        return forms
-
-    def _is_taken(self, constraint: Constraint) -> bool:
-        try:
-            self._compiler().compile(constraint)
-        except ConstraintError:
-            return False
-        return True
-
-    def _compiler(self) -> ConstraintCompiler:
-        return self.make(Vocabulary(TOKEN_BYTES, _encode))
-
-    def _matcher(self, constraint: Constraint) -> Matcher:
-        return self._compiler().compile(constraint)()
-
-
-def _encode(text: str) -> list[int]:
-    """Return a token for each byte."""
-    return [1 + byte for byte in text.encode()]
-
-
-def _allowed(matcher: Matcher) -> list[int]:
-    """Return the tokens that may follow."""
-    mask = np.zeros(-(-len(TOKEN_BYTES) // 32), np.int32)
-    matcher.fill(mask)
-    is_set = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little")
-    return [int(i) for i in np.flatnonzero(is_set[: len(TOKEN_BYTES)])]
-
-
-def _is_person(said: Any) -> bool:
-    is_whole = list(said) == ["name", "number"] and isinstance(said["number"], int)
-    return is_whole and said["name"] in ("Ann", "Bob")
-
 
 def _said(matcher: Matcher, chance: random.Random, num_tokens: int) -> bytes:
     """Return a random allowed text; every choice ends it sooner or later."""
     said = b""
     for _ in range(num_tokens):
-        allowed = _allowed(matcher)
+        allowed = allowed_tokens(matcher)
         if matcher.may_end and (not allowed or chance.random() < 0.5):
             return said
         token_id = chance.choice(allowed)

@@ -1,11 +1,12 @@
 """What an engine that emits cache events must do: report exactly what later sequences find."""
 
+from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
 
 from vlmkit.interfaces.cache_events import CacheBlock, CacheChange
-from vlmkit.interfaces.engine import EmitsCacheEvents
+from vlmkit.interfaces.engine import EmitsCacheEvents, EngineLimits
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.kit.cache_index import CacheIndex
 from vlmkit_testing.contracts.engine_host import EngineHost
@@ -19,12 +20,16 @@ MORE_TOKENS = 48
 class EventRecorder:
     """A listener that keeps an index, and fails on events that contradict it.
 
+    Args:
+        limits: of the engine, which state the size of blocks.
+
     Attributes:
         index: the blocks that are stored.
         new: the blocks that were stored since the attribute was last cleared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
+        self._block_tokens = limits.event_block_tokens or limits.prefix_block_tokens
         self.index = CacheIndex()
         self.new: list[CacheBlock] = []
 
@@ -44,6 +49,20 @@ class EventRecorder:
         """Remove all blocks."""
         self.index.apply(CacheChange(is_cleared=True))
 
+    def expectation(self, sequence: EngineSequence) -> Callable[[int], None]:
+        """Return a check of the number of cached tokens that ``admit`` finds of a sequence."""
+        lengths = [len(block.tokens) for block in self.index.prefix(sequence)]
+        sizes = (len(block.tokens) for block in self.index.blocks.values())
+        largest = max(sizes, default=self._block_tokens)
+        expected = max(end for end in accumulate([0, *lengths]) if end <= sequence.first_row)
+
+        def check(num_cached: int) -> None:
+            assert num_cached < expected + largest, "admit() finds blocks that were not reported"
+            if not sequence.plan.spans:
+                assert num_cached >= expected, "blocks are reported that admit() does not find"
+
+        return check
+
 
 class EngineEventsContract(EngineSubject):
     """Cache events; an engine without ``set_cache_listener`` skips these tests."""
@@ -52,7 +71,7 @@ class EngineEventsContract(EngineSubject):
         """Return a recorder of the engine's events; skip if it emits none."""
         if not isinstance(host.engine, EmitsCacheEvents):
             pytest.skip("this engine emits no cache events")
-        recorder = EventRecorder()
+        recorder = EventRecorder(host.engine.limits)
         host.engine.set_cache_listener(recorder)
         return recorder
 
@@ -141,16 +160,11 @@ class EngineEventsContract(EngineSubject):
     ) -> None:
         """Compare the blocks of a prompt in the index with what ``admit`` finds of it."""
         sequence = host.sequence(prompt, self._answer(host, prompt), scope=scope)
-        lengths = [len(block.tokens) for block in recorder.index.prefix(sequence)]
-        largest = max(len(block.tokens) for block in recorder.index.blocks.values())
-        ends = [0, *accumulate(lengths)]
-        expected = max(end for end in ends if end <= sequence.first_row)
+        check = recorder.expectation(sequence)
         num_cached = host.admit(sequence)
         assert num_cached is not None
         host.engine.release(sequence)
-        assert num_cached < expected + largest, "admit() finds blocks that were not reported"
-        if not sequence.plan.spans:
-            assert num_cached >= expected, "blocks are reported that admit() does not find"
+        check(num_cached)
 
     def _answer(self, host: EngineHost, prompt: Prompt) -> list[int]:
         return self.tokens(self._num_tokens(host, prompt) - len(prompt))

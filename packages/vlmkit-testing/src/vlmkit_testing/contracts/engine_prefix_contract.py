@@ -188,11 +188,14 @@ class EnginePrefixContract(EngineSubject):
             host.engine.release(sequence)
 
     def test_another_scope_shares_nothing(self, host: EngineHost, longest: Prompt) -> None:
-        """Clients cannot learn the prompts of others by timing."""
+        """Clients cannot learn the prompts of others by timing, nor by using the room before."""
+        before = self.fill(host, self.shortest)
+        self.release(host, before)
         self._run(host, longest)
-        sequence = host.sequence(longest, scope=b"b")
-        assert host.admit(sequence) == 0
-        host.engine.release(sequence)
+        for scope in (b"b", *(sequence.scope for sequence in before)):
+            sequence = host.sequence(longest, scope=scope)
+            assert host.admit(sequence) == 0
+            host.engine.release(sequence)
 
     def test_another_picture_is_not_shared(self, host: EngineHost) -> None:
         """Equal tokens with another image are another prefix, from the image on."""

@@ -1,6 +1,7 @@
 """What an engine must do about cache capacity: count it right, and have what its limits state."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice, product
 
 import pytest
 
@@ -9,6 +10,8 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
+
+NUM_ENDINGS = 45  # more than a step of a usual batch size, and no multiple of a power of two
 
 
 class EngineRoomContract(EngineSubject):
@@ -32,20 +35,28 @@ class EngineRoomContract(EngineSubject):
         assert found[:2] == found[2:], "release() did not give all room back"
 
     def test_all_admitted_sequences_run_together(self, host: EngineHost) -> None:
-        """None affects another, and there are as many slots as the limits state."""
-        limits, tokens = host.engine.limits, self.answer_ids()[:2]
-        expected = [host.last_logits(self.shortest, [t, t]) for t in tokens]
+        """Each with its own answer, in any order, and there are as many slots as the limits state.
+
+        Neighbours in a step have different rows, and so have items that are 2, 4, 8 ... apart.
+        """
+        limits, endings = host.engine.limits, self._endings()
         admitted = self.fill(host, self.shortest)
         room = 2 * (len(self.shortest) + 1) + limits.prefix_block_tokens
         if limits.max_sequences * room <= limits.capacity_tokens:
             assert len(admitted) == limits.max_sequences, "fewer fit than limits.max_sequences"
         for sequence in admitted:
             host.prefill(sequence)
-        for _ in range(2):
-            rows = host.step([host.next_item(s, tokens[i % 2]) for i, s in enumerate(admitted)])
-        for index, row in enumerate(rows):
-            self.agree(row, expected[index % 2])
+        grown = {id(each): ending for each, ending in zip(admitted, cycle(endings), strict=False)}
+        for place in range(len(endings[0])):
+            admitted.reverse()
+            rows = host.step([host.next_item(s, grown[id(s)][place]) for s in admitted])
+        found = {grown[id(each)]: row for each, row in zip(admitted, rows, strict=True)}
+        wanted = [found[grown[id(each)]] for each in admitted]
         self.release(host, admitted)
+        for row, equal in zip(rows, wanted, strict=True):
+            self.agree(row, equal)
+        for ending, row in found.items():
+            self.agree(row, host.last_logits(self.shortest, ending))
 
     def test_a_full_engine_still_runs_what_it_admitted(self, host: EngineHost) -> None:
         """A refused admission changes nothing for admitted sequences."""
@@ -122,6 +133,14 @@ class EngineRoomContract(EngineSubject):
         assert counts[0] == counts[1], "what was refused took room"
         self.agree(host.decode(sequence, token_id), expected)
         host.engine.release(sequence)
+
+    def test_a_refused_reservation_takes_no_room(self, host: EngineHost) -> None:
+        """Not even the part of it that is left: other sequences can grow as far as before."""
+        granted: list[bool] = []
+        found = self._growth(host, granted, is_first=True)
+        if all(granted):
+            pytest.skip("this cache has room for as many longest sequences as fit at all")
+        assert self._growth(host, granted, is_first=False) == found, "what was refused took room"
 
     def test_reserving_reserved_tokens_changes_nothing(
         self, host: EngineHost, longest: Prompt
@@ -206,6 +225,43 @@ class EngineRoomContract(EngineSubject):
         assert asked() == capacity
 
     # Helpers
+
+    def _endings(self) -> list[tuple[int, ...]]:
+        """Return different answers of equal length, whose number is odd."""
+        token_ids = sorted(set(self.answer_ids()))
+        length = next(n for n in range(1, 7) if len(token_ids) ** n > NUM_ENDINGS or n == 6)
+        found = list(islice(product(token_ids, repeat=length), NUM_ENDINGS))
+        return found if len(found) % 2 else found[:-1]
+
+    def _growth(self, host: EngineHost, granted: list[bool], *, is_first: bool) -> list[int]:
+        """Return how many tokens sequences can reserve, while another one asks for too much.
+
+        Args:
+            host: the engine under test.
+            granted: whether each request of the other one was granted; a first run fills it, and a
+                second one repeats those alone that were granted.
+            is_first: whether this is the first run.
+        """
+        longest, admitted, found = self._longest(host), self.fill(host, self.shortest), []
+        asking = 0
+        if len(admitted) > 2:
+            host.engine.release(admitted.pop())  # what is left is less than the request
+        for number, each in enumerate(admitted[:0:-1]):
+            if is_first:
+                granted.append(host.engine.reserve(admitted[asking], longest))
+            elif granted[number]:
+                assert host.engine.reserve(admitted[asking], longest)
+            if granted[number]:
+                asking += 1
+            if each is admitted[asking]:
+                break
+            found.append(max(n for n in range(longest + 1) if host.engine.reserve(each, n)))
+        self.release(host, admitted)
+        return found
+
+    def _longest(self, host: EngineHost) -> int:
+        """Return the tokens of the longest sequence that is tried."""
+        return min(host.engine.limits.max_sequence_tokens, self.most_tokens)
 
     def _num_tried(self, limits: EngineLimits) -> int:
         """Return how many tokens the longest sequence has that is tried, and one more has room."""

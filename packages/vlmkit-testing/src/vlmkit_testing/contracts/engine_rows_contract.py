@@ -8,7 +8,10 @@ from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
+
+NUM_MIXED = 13  # items of a step, some of which request logits and the others hidden states
 
 
 class EngineRowsContract(EngineSubject):
@@ -109,20 +112,7 @@ class EngineRowsContract(EngineSubject):
         assert np.abs(alone[0] - alone[-1]).max() > self.atol, "every prompt has the same state"
         if not host.engine.limits.mixes_prefill_and_decode:
             return
-        prompts = self.together(host.engine.limits)
-        logits = host.last_logits(prompts[0])
-        sequences = [self.admitted(host, prompt) for prompt in prompts]
-        for sequence in sequences:
-            self.leave_one_chunk(host, sequence)
-        items = [host.chunk(sequence) for sequence in sequences]
-        mixed = [items[0], *(structs.replace(item, output="hidden") for item in items[1:])]
-        output = host.forward(mixed)
-        assert output.logits is not None
-        assert output.hidden is not None
-        self.agree(to_numpy(output.logits)[0], logits)
-        for row, expected in zip(to_numpy(output.hidden), alone[1 : len(mixed)], strict=True):
-            np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
-        self.release(host, sequences)
+        self._check_mixed_rows(host, alone)
 
     def test_each_token_of_a_chunk_may_have_its_hidden_state(
         self, host: EngineHost, longest: Prompt
@@ -140,6 +130,48 @@ class EngineRowsContract(EngineSubject):
         host.engine.release(alone)
 
     # Helpers
+
+    def _check_mixed_rows(self, host: EngineHost, states: list[Row]) -> None:
+        """Fail unless each item of a step gets its own row, of logits or of hidden states.
+
+        Args:
+            host: the engine under test.
+            states: the hidden state of the last token of each prompt.
+        """
+        self.together(host.engine.limits)
+        logits = [host.last_logits(prompt) for prompt in self.asked]
+        for number in (2, 3):  # every second or third item requests logits, or all others do
+            for outputs in (("logits", "hidden"), ("hidden", "logits")):
+                numbers = [n % len(self.asked) for n in range(NUM_MIXED)]
+                sequences = [host.sequence(self.asked[n]) for n in numbers]
+                while sequences[1:] and not self._fit(host, sequences):
+                    sequences.pop()
+                for sequence in sequences:
+                    self.leave_one_chunk(host, sequence)
+                kinds = [outputs[bool(place % number)] for place in range(len(sequences))]
+                output = host.forward(
+                    [
+                        structs.replace(host.chunk(sequence), output=kind)
+                        for sequence, kind in zip(sequences, kinds, strict=True)
+                    ]
+                )
+                self.release(host, sequences)
+                for kind, alone in (("logits", logits), ("hidden", states)):
+                    wanted = [
+                        alone[n] for n, own in zip(numbers, kinds, strict=False) if own == kind
+                    ]
+                    rows = getattr(output, kind)
+                    found: Row | list[Row] = [] if rows is None else to_numpy(rows)
+                    for row, expected in zip(found, wanted, strict=True):
+                        np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
+
+    def _fit(self, host: EngineHost, sequences: list[EngineSequence]) -> bool:
+        """Admit all sequences, or none of them."""
+        for place, sequence in enumerate(sequences):
+            if host.admit(sequence) is None:
+                self.release(host, sequences[:place])
+                return False
+        return True
 
     def _states(self, host: EngineHost, prompt: Prompt, chunk_tokens: int | None) -> Row:
         """Return the hidden states of all tokens of a prompt, computed in chunks."""

@@ -5,6 +5,7 @@ nothing. The steps are random, but the same in each run.
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,10 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from vlmkit.interfaces.engine import CountsRoom
+from vlmkit.interfaces.engine import CountsRoom, EmitsCacheEvents
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.step import WorkItem
+from vlmkit_testing.contracts.engine_events_contract import EventRecorder
 from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
@@ -35,7 +37,10 @@ class EngineWalkContract(EngineSubject):
     num_walk_steps = 240
 
     def test_random_steps_agree_with_sequences_that_run_alone(self, host: EngineHost) -> None:
-        """Whatever was admitted, drafted, refused, released and found in the cache before."""
+        """Whatever was admitted, drafted, refused, released and found in the cache before.
+
+        Cache events, where there are any, describe the cache in each step.
+        """
         other = self.make()
         try:
             walk = _Walk(self, host, EngineHost(other, self.features))
@@ -113,6 +118,10 @@ class _Walk:
         self._rows: dict[tuple[int, tuple[int, ...]], Row] = {}
         self._most = min(self._limits.max_sequence_tokens, subject.most_tokens) - 1
         self._room = subject.room(host)
+        self._recorder: EventRecorder | None = None
+        if self._limits.prefix_block_tokens and isinstance(self._engine, EmitsCacheEvents):
+            self._recorder = EventRecorder(self._limits)
+            self._engine.set_cache_listener(self._recorder)
 
     def step(self) -> None:
         """Do one thing at random, and compare what is computed."""
@@ -134,6 +143,10 @@ class _Walk:
             self._remove()
         if isinstance(self._engine, CountsRoom):
             assert self._engine.num_free_tokens == self._limits.capacity_tokens
+        for prompt, scope in itertools.product(self._prompts, SCOPES):
+            answer = self._tokens[: max(0, self._most - len(prompt))]
+            self._start(self._host.sequence(prompt, answer, scope=scope))
+            self._remove()
         assert self._subject.room(self._host) == self._room, "room is lost"
 
     # Steps
@@ -147,7 +160,14 @@ class _Walk:
             answer = self._random.choices(self._tokens, k=self._random.randrange(6))
             scope = self._random.choice((*SCOPES, None))
             sequence = self._host.sequence(prompt, answer[: self._most - len(prompt)], scope=scope)
-        if self._host.admit(sequence) is not None:
+        self._start(sequence)
+
+    def _start(self, sequence: EngineSequence) -> None:
+        """Admit a sequence, if there is room, and compare what is found of it with the events."""
+        check = None if self._recorder is None else self._recorder.expectation(sequence)
+        if (num_cached := self._host.admit(sequence)) is not None:
+            if check is not None:
+                check(num_cached)
             self._active.append(sequence)
             assert len(self._active) <= self._limits.max_sequences
         elif not self._active:

@@ -1,7 +1,9 @@
 """What every media encoder must do."""
 
+import contextlib
 import dataclasses
 import gc
+import random
 import re
 import threading
 import weakref
@@ -38,7 +40,7 @@ class MediaEncoderContract:
     """
 
     atol = 1e-4
-    most_media = 12
+    most_media = 36
 
     def make(self) -> MediaEncoder:
         """Return a new encoder; two of them must agree."""
@@ -104,8 +106,8 @@ class MediaEncoderContract:
         self.agree(first.encode(slots[:1])[0], alone[0])
         first.close()
         numbers = range(len(slots))
-        many = islice(cycle(numbers), max(self.most_media, len(slots)))
-        for order in (list(numbers), list(reversed(numbers)), list(many)):
+        many = random.Random(0).choices(numbers, k=self.most_media)  # repeats nothing regularly
+        for order in (list(numbers), list(reversed(numbers)), many):
             batch = encoder.encode([slots[i] for i in order])
             for i, features in zip(order, batch, strict=True):
                 self.agree(features, alone[i])
@@ -116,6 +118,40 @@ class MediaEncoderContract:
         made = self.make().encode([slot, slot])
         assert len(made) == 2
         self.agree(*made)
+
+    def test_a_batch_that_fails_leaves_no_trace(self) -> None:
+        """Later batches have their own features after any error, of each input that may lack."""
+        encoder = self.make()
+        expected = [self.make().encode([slot])[0] for slot in self.shown[:3]]
+        broken = [
+            {name: array for name, array in slot.inputs.items() if name != missing}
+            for slot in self.shown[:2]
+            for missing in slot.inputs
+        ]
+        for inputs in ({}, *broken):
+            slots = [self.shown[1], dataclasses.replace(self.shown[0], inputs=inputs)]
+            with contextlib.suppress(Exception):
+                encoder.encode(slots)
+            made = encoder.encode(self.shown[:3])
+            assert len(made) == len(expected), "a batch has features of one that failed"
+            for features, wanted in zip(made, expected, strict=True):
+                self.agree(features, wanted)
+
+    def test_features_share_no_memory_with_inputs(self) -> None:
+        """The caller owns both, and a feature cache counts the features alone."""
+        expected = self.make().encode(self.shown)
+        inputs = [
+            {name: _cloned(array) for name, array in slot.inputs.items()} for slot in self.shown
+        ]
+        slots = [
+            dataclasses.replace(slot, inputs=own)
+            for slot, own in zip(self.shown, inputs, strict=True)
+        ]
+        made = self.make().encode(slots)
+        for array in (array for own in inputs for array in own.values()):
+            array[...] = 0
+        for features, wanted in zip(made, expected, strict=True):
+            self.agree(features, wanted)
 
     def test_two_encoders_agree(self) -> None:
         """Features depend on the image alone, and the identity on the encoder alone."""
@@ -299,6 +335,11 @@ def _arrays(features: MediaFeatures) -> dict[str, Any]:
 
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Any]:
     return {name: to_numpy(array) for name, array in arrays.items()}
+
+
+def _cloned(array: Any) -> Any:
+    """Return a copy of an array, of the same type and library."""
+    return array.clone() if hasattr(array, "clone") else np.array(np.from_dlpack(array))
 
 
 def _num_bytes(array: Any) -> int:

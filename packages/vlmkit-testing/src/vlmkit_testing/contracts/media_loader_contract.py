@@ -1,5 +1,6 @@
 """What every media loader must do."""
 
+import itertools
 import random
 import threading
 import tracemalloc
@@ -30,6 +31,8 @@ NOTHING = (
 )
 ONE_BYTE = PipelineSettings(max_media_bytes=1, images=ImageLimits(max_bytes=1))
 BEGINNING_BYTES = 64
+LARGE_BYTES = 300_000
+ENDING_BYTES = 128  # after the end of a file
 SPARE_BYTES = 2**20
 START_S = 0.5  # for a file to be under way
 STOP_S = 5.0  # the protocol says one; machines are busy
@@ -120,6 +123,28 @@ class MediaLoaderContract:
         found = [_content(loader.load(data, PipelineSettings())) for data in nearly]
         assert found == [one, other], "one is taken for the other, which was opened before"
 
+    def test_files_of_equal_length_and_ends_do_not_mix(self) -> None:
+        """A file with another byte in its middle is opened or refused as if it were alone.
+
+        What follows the end of a file makes it one that was never opened before.
+        """
+        endings = (bytes([number]) * ENDING_BYTES for number in itertools.count())
+        tried = 0
+        for data in self.files()[:2]:
+            middle = range(2 * BEGINNING_BYTES, len(data) - BEGINNING_BYTES)
+            ending = next(endings)
+            if not middle or self._outcome(data + ending) != self._outcome(data):
+                continue
+            position = random.Random(0).choice(middle)
+            changed = data[:position] + bytes([data[position] ^ 0xFF]) + data[position + 1 :]
+            loader, expected = self.make(), self._outcome(changed + next(endings))
+            ending = next(endings)
+            self._outcome(data + ending, loader)
+            assert self._outcome(changed + ending, loader) == expected
+            tried += 1
+        if not tried:
+            pytest.skip("its files are short, or may have nothing behind their ends")
+
     # Files that do harm
 
     def test_a_file_that_was_cut_is_opened_or_refused(self) -> None:
@@ -146,6 +171,15 @@ class MediaLoaderContract:
         for data in self.files():
             with pytest.raises(MediaError):
                 self.make().load(data, ONE_BYTE)
+
+    def test_a_document_over_the_bound_of_files_is_refused(self) -> None:
+        """Bounds of single images say nothing of a file with pages."""
+        loader = self._paged()
+        for data in self.files():
+            bounds = PipelineSettings(max_media_bytes=len(data) - 1)
+            for load in (loader.load, partial(loader.load_pages, pages=Pages(((1, 1),)))):
+                with pytest.raises(MediaError):
+                    load(data, bounds=bounds)
 
     def test_no_bound_is_exceeded(self) -> None:
         """With a bound of one image, pixel or byte less, a file is reduced or refused."""
@@ -273,12 +307,26 @@ class MediaLoaderContract:
         return self.make().load(data, PipelineSettings())
 
     def _loads(self) -> Iterator[tuple[int, Load]]:
-        """Yield the size of each file with a function that opens it, or its first page."""
+        """Yield the size of each file with a function that opens it, or its first page.
+
+        The first also comes as a large file, if the format allows something behind its end.
+        """
         loader, first = self.make(), Pages(((1, 1),))
-        for data in self.files():
+        files = list(self.files())
+        longer = files[0] + bytes(LARGE_BYTES)
+        if self._outcome(longer) == self._outcome(files[0]):
+            yield len(longer), partial(loader.load, longer)
+        for data in files:
             yield len(data), partial(loader.load, data)
             if isinstance(loader, PagedMediaLoader):
                 yield len(data), partial(loader.load_pages, data, first)
+
+    def _outcome(self, data: bytes, loader: MediaLoader | None = None) -> object:
+        """Return what distinguishes the content of a file, or the type of its error."""
+        try:
+            return _content((loader or self.make()).load(data, PipelineSettings()))
+        except MediaError as error:
+            return type(error)
 
     def _some(self, trials: Seq[T]) -> Seq[T]:
         """Return a fixed sample of as many as are tried."""

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 
 import pytest
@@ -41,6 +41,12 @@ NO_TRACES = (
     f"ff-{TRACE_ID}-b7ad6b7169203331-01",
 )
 QUICK_S, NUM_TRIES = 0.02, 5
+NUM_LOADS = 4
+OF_PROCESS = ("process_", "python_")
+PREFIXES_OF_PROCESS = tuple(map(str.encode, OF_PROCESS))
+SERIES = re.compile(
+    r"(?P<series>(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?) (?P<value>[-+.\de]+|[-+]?Inf)"
+)
 NUM_STRANGERS, MAX_GROWTH_BYTES = 300, 2000
 
 
@@ -123,6 +129,26 @@ class MonitorContract:
                 assert page is None or isinstance(page.content, bytes)
                 assert page is None or (page.content and "/" in page.media_type)
 
+    def test_a_page_is_of_the_given_state(self) -> None:
+        """A page that was written before does not matter.
+
+        A third monitor writes, too, what two new ones write of one state and not of another.
+        """
+        states = [
+            ServerState("ready", (), number, {"requests": (number, 9)}, {}, number)
+            for number in (3, 5)
+        ]
+
+        def lines(*shown: ServerState) -> set[bytes]:
+            with self._made() as monitor:
+                pages = [monitor.page(state, "text/plain") for state in shown]
+            text = pages[-1].content.splitlines() if pages[-1] else []
+            return {line for line in text if not line.startswith(PREFIXES_OF_PROCESS)}
+
+        first, second = states
+        of_second = (lines(second) & lines(second)) - lines(first)
+        assert of_second <= lines(first, second)
+
     def test_an_idle_server_has_a_page(self) -> None:
         """Without models, resources and requests, so that no mean exists."""
         with self._made() as monitor:
@@ -200,8 +226,33 @@ class MonitorContract:
             new.close()
             self._page(monitor)
 
+    def test_a_replaced_observer_loses_and_repeats_no_count(self) -> None:
+        """The page is that of one observer, however often the model was loaded again."""
+        with self._made() as monitor, self._made() as expected:
+            constant = expected.observer("model")
+            for number in range(NUM_LOADS):
+                observer = monitor.observer("model")
+                for served in (observer, constant):
+                    if served is not None:
+                        for _ in range(1 + number % 3):
+                            self._serve(served, "req-1")
+                        self._fail(served, EngineError("the engine failed"))
+                self._check_series(monitor, expected)
+                if observer is not None:
+                    observer.close()
+                self._check_series(monitor, expected)
+
+    def test_requests_with_one_id_do_not_mix(self) -> None:
+        """Clients choose ids, and two requests with the same one may run at once."""
+        with self._made() as monitor, self._made() as expected:
+            for each, names in ((monitor, ("req-1", "req-1")), (expected, ("req-1", "req-2"))):
+                if (observer := each.observer("model")) is None:
+                    return
+                self._serve_beside(observer, names)
+            self._check_series(monitor, expected)
+
     def test_a_finished_request_is_released(self) -> None:
-        """A monitor runs for months, so it must not keep requests."""
+        """A monitor runs for months, so it must not keep requests, failed ones included."""
         with self._made() as monitor:
             request = self._request()
             gone: list[weakref.ref[object]] = [weakref.ref(request)]
@@ -209,6 +260,8 @@ class MonitorContract:
             observer = monitor.observer("model")
             if observer is not None:
                 facts = self._serve(observer, request.id, trace)
+                gone.append(weakref.ref(facts))
+                facts = self._fail(observer, EngineError("the engine failed"))
                 gone.append(weakref.ref(facts))
                 del facts
             monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
@@ -269,6 +322,38 @@ class MonitorContract:
         observer.finished(facts, self._end(), 3.0)
         return facts
 
+    def _fail(self, observer: Observer, error: EngineError) -> RequestFacts:
+        """Report a request that fails after its first token."""
+        facts = RequestFacts("req-1", "model", "", SamplingParams(), 7, (4,), prompt_s=0.1)
+        observer.accepted(facts, 1.0)
+        observer.first_token(facts, 2.0)
+        observer.tokens(facts, Chunk(0, (), (Sample(1),)), 2.0)
+        observer.failed(facts, error, 3.0)
+        return facts
+
+    def _serve_beside(self, observer: Observer, names: Seq[str]) -> None:
+        """Report answered requests of different length and speed that overlap."""
+        requests = [
+            RequestFacts(name, "model", "", SamplingParams(), 7 + n, prompt_s=float(n))
+            for n, name in enumerate(names)
+        ]
+        for n, request in enumerate(requests):
+            observer.accepted(request, 10.0 + n)
+        for n, request in enumerate(requests):
+            observer.first_token(request, 12.0 + 2 * n)
+        for step in range(4):
+            for n, request in enumerate(requests):
+                for _ in range(1 + n):
+                    observer.tokens(request, Chunk(0, (), (Sample(1),)), 20.0 + 3 * step + n)
+        for n, request in enumerate(requests):
+            observer.finished(request, self._end(), 40.0 + 5 * n)
+
+    def _check_series(self, monitor: Monitor, expected: Monitor) -> None:
+        """Fail if two monitors have other numbers, except those of processes and clocks."""
+        pages = [self._page(each, "text/plain") for each in (monitor, expected)]
+        found, wanted = (_series(page) for page in pages)
+        assert found == wanted
+
     def _end(self) -> RequestEnd:
         images = (ImageTimings(Stage(0.1, 0.1), Stage(0.2, 0.1), Stage(0.3, 0.1), Stage(1.0, 0.1)),)
         timings = Timings(0.1, 0.0, 0.2, 0.3, 0.9, images)
@@ -282,3 +367,14 @@ class MonitorContract:
         )
         state = ServerState("ready", models, 1, {"requests": (1, 9)}, {"x": 1}, 0)
         return monitor.page(state, accept)
+
+
+def _series(page: Page | None) -> dict[str, float]:
+    """Return the values of a page in Prometheus' text format, by name and labels."""
+    text = "" if page is None else page.content.decode(errors="replace")
+    found = [SERIES.fullmatch(line) for line in text.splitlines()]
+    return {
+        each["series"]: round(float(each["value"]), 6)  # sums depend on their order
+        for each in found
+        if each and not each["name"].startswith(OF_PROCESS) and each["name"][-8:] != "_created"
+    }

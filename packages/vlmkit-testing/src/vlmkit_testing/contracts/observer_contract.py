@@ -3,6 +3,8 @@
 import gc
 import logging
 import math
+import sys
+import threading
 import tracemalloc
 import weakref
 from collections.abc import Sequence as Seq
@@ -44,6 +46,7 @@ ERRORS: tuple[VlmkitError, ...] = (
     VlmkitError(""),
 )
 SECRET_TOKENS = (424_200_001, 424_200_002, 424_200_003)
+NUM_KINDS = 400  # of errors, each with a name of its own
 NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 8_000
 
 
@@ -251,6 +254,33 @@ class ObserverContract:
         observer.failed(self._request(), ERRORS[2], 9.0)
         assert dict(told) == before
         observer.close()
+
+    def test_its_numbers_may_be_read_while_events_arrive(self) -> None:
+        """Also while a name becomes a number for the first time, as for a new kind of error."""
+        observer, problems, is_over = self.make(), list[Exception](), threading.Event()
+
+        def read() -> None:
+            while not is_over.is_set():
+                try:
+                    observer.stats()
+                except Exception as error:  # noqa: BLE001 - reported below
+                    problems.append(error)
+                    return
+
+        reading, before = threading.Thread(target=read), sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            reading.start()
+            for number in range(NUM_KINDS):
+                kind = type(f"Kind{number}Error", (EngineError,), {})
+                observer.failed(self._request(), kind("the engine failed"), 3.0)
+                self._serve(observer, self._request())
+        finally:
+            is_over.set()
+            reading.join()
+            sys.setswitchinterval(before)
+        observer.close()
+        assert not problems
 
     def test_two_observers_count_apart(self) -> None:
         """Each pipeline has its own."""

@@ -12,6 +12,15 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.sequences import new_sequence
 
 Guesses = list[list[int]]
+HISTORIES: tuple[tuple[int | None, ...], ...] = (
+    (None,),
+    (0, 0, 0),
+    (4, 4),
+    (0, 4),
+    (1,),
+    (4, None),
+)
+"""How many drafts of each step are accepted; None where a step computes none."""
 
 
 class ProposerContract:
@@ -80,14 +89,16 @@ class ProposerContract:
             pytest.skip("its guesses are no function of the sequence, as far as they can tell")
         assert self._run(self.make(), [self.sequence(seed) for seed in range(3)]) == wanted
 
-    def test_a_released_sequence_is_forgotten(self) -> None:
-        """A server runs for months, so state must be released."""
+    @pytest.mark.parametrize("accepted", HISTORIES, ids=str)
+    def test_a_released_sequence_is_forgotten(self, accepted: tuple[int | None, ...]) -> None:
+        """A server runs for months, so state must be released, whatever became of the drafts."""
         proposer, sequence = self.make(), self.sequence()
         held = (sequence, sequence.prompt, sequence.output_ids)
         before = [sys.getrefcount(each) for each in held]
-        for _ in range(3):
-            proposer.propose(sequence, 4)
-            proposer.note(sequence, 1, 0)
+        for num_accepted in accepted:
+            drafts = list(proposer.propose(sequence, 4))
+            if num_accepted is not None and drafts:
+                proposer.note(sequence, len(drafts), min(num_accepted, len(drafts)))
         proposer.forget(sequence)
         assert [sys.getrefcount(each) for each in held] == before
 

@@ -1,7 +1,9 @@
 """What every runner must do: facts, answers, prompts, and requests that it refuses."""
 
 import asyncio
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
 from vlmkit.wire.codec import WIRE
 from vlmkit_testing.contracts.runner_subject import RunnerSubject, gathered, token_ids_of
+
+DECISION_S = 0.1  # an engine begins a request within it, if one was queued
 
 
 class RunnerAnswersContract(RunnerSubject):
@@ -196,6 +200,57 @@ class RunnerAnswersContract(RunnerSubject):
             with pytest.raises(NotNow):
                 runner.submit(request, refuse).result()
             assert self._eventually(lambda: not self._num_open(runner))
+
+    def test_a_refused_request_is_never_computed(self) -> None:
+        """However long the decision takes: its answer has no reader, and would not end."""
+
+        class NotNow(QueueFull):
+            """An error that only the caller knows."""
+
+        def refuse(_: Demand) -> None:
+            time.sleep(DECISION_S)
+            raise NotNow("not now")
+
+        with self._runner() as runner:
+            asked = self.request(runner.facts.limits.max_sequence_tokens // 2)
+            with pytest.raises(NotNow):
+                runner.submit(asked, refuse).result()
+            assert self._eventually(lambda: not self._num_open(runner))
+
+    def test_reasons_are_in_the_order_in_which_the_choices_end(self) -> None:
+        """Some choices draw a stop token before others reach their length."""
+        with self._runner() as runner:
+            if {"logit_bias", "temperature"} & runner.facts.sampler.ignores:
+                pytest.skip("its sampler has no bias or no temperature")
+            ids, found = self._ordinary_ids(runner)[-2:], set[tuple[str, ...]]()
+            drawn: Any = {
+                "n": 4,
+                "temperature": 1.0,
+                "logit_bias": dict.fromkeys(ids, 100.0),
+                "stop_token_ids": ids[:1],
+            }
+            for seed in range(6):
+                stream = runner.submit(self.request(2, **drawn | {"seed": seed}))
+                ended = [chunk.finish_reason for chunk in stream if chunk.finish_reason]
+                assert len(ended) == 4
+                assert list(stream.reasons) == ended
+                found.add(tuple(ended))
+            if len(found) == 1:
+                pytest.skip("its choices end alike: override request() for tokens of like logits")
+
+    def test_usage_counts_every_token_of_an_answer(self) -> None:
+        """However many a chunk has: all scores of a text may come at once."""
+        with self._runner() as runner:
+            ids = self._ordinary_ids(runner)
+            scored = Request(token_ids=ids, task="score", continuations=[ids * 3, ids[:1]])
+            try:
+                stream = runner.submit(scored)
+                done = stream.result()
+            except RequestError:
+                pytest.skip("it scores nothing")
+            num_scored = [len(choice.samples) for choice in done.choices]
+            assert num_scored == [3 * len(ids), 1]
+            assert stream.usage.completion_tokens == done.usage.completion_tokens == sum(num_scored)
 
     def test_a_constraint_is_enforced_or_refused(self) -> None:
         """As the facts state; a constraint is never ignored."""

@@ -7,6 +7,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -45,6 +46,18 @@ class RunnerContract(RunnerAnswersContract):
             stream.abort()
             stream.abort()
             assert list(stream.reasons) == ["length"]
+
+    def test_requests_with_one_id_do_not_mix(self) -> None:
+        """Clients choose ids: one answer is aborted, and the others are complete."""
+        same = replace(self.request(), id="the-same")
+        with self._runner() as runner:
+            expected = token_ids_of(runner.submit(same).result())
+            endless = self._endless(runner, id="the-same")
+            streams = [runner.submit(same) for _ in range(2)]
+            endless.abort()
+            assert [token_ids_of(stream.result()) for stream in streams] == [expected] * 2
+            assert endless.result().choices[0].finish_reason == "abort"
+            assert self._eventually(lambda: not self._num_open(runner))
 
     def test_requests_may_come_from_any_thread(self) -> None:
         """Concurrently, for answers and everything else."""

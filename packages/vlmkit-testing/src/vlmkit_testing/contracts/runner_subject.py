@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -45,16 +46,24 @@ class RunnerSubject:
         with closing(self.make()) as runner:
             yield runner
 
-    def _endless(self, runner: Runner) -> AnswerStream:
+    def _endless(self, runner: Runner, id: str = "") -> AnswerStream:  # noqa: A002 - of requests
         """Start an answer that cannot end unread, because the loop holds it long before."""
         num_tokens = runner.facts.limits.max_sequence_tokens // 2
         if num_tokens <= 2 * runner.facts.bounds.max_unread_tokens:
             pytest.skip("this model's context ends before a reader is behind")
-        return runner.submit(self.request(num_tokens))
+        return runner.submit(replace(self.request(num_tokens), id=id))
 
     def _num_open(self, runner: Runner) -> int:
         stats = runner.stats()
         return stats.num_running + stats.num_waiting
+
+    def _ordinary_ids(self, runner: Runner) -> list[int]:
+        """Return different tokens of an answer that do not end one."""
+        sampled = runner.submit(self.request(16)).result().choices[0].token_ids
+        ids = [i for i in dict.fromkeys(sampled) if i not in runner.facts.eos_ids]
+        if len(ids) < 2:
+            pytest.skip("its answers have one token alone: override request()")
+        return ids
 
     def _eventually(self, is_true: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + self.timeout_s

@@ -16,6 +16,7 @@ from vlmkit.interfaces.sequence import Sequence
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.examples import examples
 from vlmkit_testing.contracts.sampler_subject import (
+    FOLLOWED,
     ROW,
     SamplerSubject,
     few_tokens,
@@ -142,14 +143,17 @@ class SamplerBatchContract(SamplerSubject):
             del living[: int(chance.integers(0, 3))]
 
     def test_a_preempted_sequence_chooses_as_before(self) -> None:
-        """A sampler's state is a cache, and not needed."""
-        params = SamplingParams(temperature=1.5, frequency_penalty=0.5, presence_penalty=0.5)
-        kept, sampler = new_sequence((0, 1), params=params), self.make()
-        for _ in range(20):
-            again = new_sequence((0, 1), params=params, output_ids=kept.output_ids)
-            chosen = self.pick(sampler, [ROW], [Row(kept)])[0]
-            assert chosen == self._one(ROW, again)
-            kept.output_ids.append(chosen)
+        """A sampler's state is a cache, and not needed, for any parameter and a greedy choice."""
+        both = SamplingParams(temperature=1.5, frequency_penalty=0.5, presence_penalty=0.5)
+        greedy = [each.replaced({"temperature": 0.0}) for each in FOLLOWED.values()]
+        for params in (both, *FOLLOWED.values(), *greedy):
+            fields: dict[str, Any] = {"params": params, "eos_ids": frozenset({4})}
+            grown, sampler = new_sequence((0, 1), **fields), self.make()
+            for _ in range(20 if params is both else 6):
+                again = new_sequence((0, 1), output_ids=grown.output_ids, **fields)
+                chosen = self.pick(sampler, [ROW], [Row(grown)])[0]
+                assert chosen == self._one(ROW, again), params
+                grown.output_ids.append(chosen)
 
     def test_a_sequence_stays_as_it_is(self) -> None:
         """Except for the sampler's own state in ``kept``."""

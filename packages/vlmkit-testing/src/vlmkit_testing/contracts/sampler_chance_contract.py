@@ -19,6 +19,7 @@ NUM_DRAWS = 4000
 FLAT = [0.0] * 64
 PLAIN = SamplingParams(temperature=1.0)
 Drawn = np.ndarray[Any, Any]
+DISTANCE = 2**15
 LEAST_LOG_CHANCE = -32.0  # 1e-14: a correct sampler never falls below it, whatever its draws
 
 
@@ -77,16 +78,16 @@ class SamplerChanceContract(SamplerSubject):
             check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
 
     def test_draws_far_apart_are_not_alike(self) -> None:
-        """Positions beyond one byte count."""
+        """A counter of positions has more than 15 bits.
+
+        One with fewer, of any number, repeats draws at this distance, which is a multiple of its
+        period. By chance, 16 draws are all alike less than once in 10**14 times.
+        """
         self.needs("temperature")
-        answer = np.random.default_rng(0).integers(0, 60, 257).tolist()
-        near, far = (
-            [new_sequence((63,), params=PLAIN, seed=s, output_ids=answer[:n]) for s in range(96)]
-            for n in (1, 257)
-        )
-        own, other = (np.array([self.sample([FLAT] * 96, some)]).T for some in (near, far))
-        what = "draws 256 places apart are alike"
-        check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
+        answer = np.random.default_rng(0).integers(0, 60, DISTANCE + 1).tolist()
+        near, far = self._draws_after(answer[:1]), self._draws_after(answer)
+        what = f"draws {DISTANCE} places apart are alike"
+        check_count(int((far == near).sum()), near.size, _chance_alike(near, far), what)
 
     def test_every_bit_of_a_seed_counts(self) -> None:
         """Also those above the first 32, and the sign."""
@@ -145,6 +146,13 @@ class SamplerChanceContract(SamplerSubject):
         ]
         drawn = self.pick(self.make(), [ROW] * NUM_DRAWS, rows)
         _check(drawn, weights)
+
+    def _draws_after(self, answer: list[int]) -> Drawn:
+        """Return the tokens ``[seeds, 1]`` that follow an answer."""
+        sequences = [
+            new_sequence((63,), params=PLAIN, seed=seed, output_ids=answer) for seed in range(16)
+        ]
+        return np.array([self.sample([FLAT] * len(sequences), sequences)]).T
 
     def _check_draws(self, row: Seq[float], params: SamplingParams, weights: Seq[float]) -> None:
         _check(self.draw(row, params, NUM_DRAWS), weights)

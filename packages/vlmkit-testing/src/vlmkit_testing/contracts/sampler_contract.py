@@ -21,6 +21,7 @@ from vlmkit_testing.contracts.sampler_batch_contract import (
 )
 from vlmkit_testing.contracts.sampler_chance_contract import SamplerChanceContract
 from vlmkit_testing.contracts.sampler_params_contract import SamplerParamsContract
+from vlmkit_testing.contracts.sampler_reference_contract import SamplerReferenceContract
 from vlmkit_testing.contracts.sampler_subject import FOLLOWED, ROW
 from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
 
@@ -36,7 +37,9 @@ EVERYTHING = SamplingParams(
 )
 
 
-class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParamsContract):
+class SamplerContract(
+    SamplerBatchContract, SamplerChanceContract, SamplerParamsContract, SamplerReferenceContract
+):
     """Inherit it, override :meth:`make`, and run pytest.
 
     A sampler that does not support every parameter says so: its attribute ``ignores`` names fields

@@ -73,6 +73,12 @@ class SamplerParamsContract(SamplerSubject):
         self._keeps(ROW, PLAIN.replaced({"top_p": 0.7}), {0, 1})
         self._keeps(ROW, SamplingParams(temperature=2.0, top_p=0.7), {0, 1, 2})
 
+    def test_top_p_counts_what_top_k_keeps(self) -> None:
+        """Probabilities of three are 0.63, 0.23 and 0.14: 0.8 needs two; of all it needs three."""
+        self.needs("top_p", "top_k", "temperature")
+        self._keeps(ROW, PLAIN.replaced({"top_k": 3, "top_p": 0.8}), {0, 1})
+        self._keeps(ROW, PLAIN.replaced({"top_k": 3, "top_p": 0.9}), {0, 1, 2})
+
     def test_top_p_keeps_one_at_least(self) -> None:
         """At any value."""
         self.needs("top_p", "temperature")
@@ -183,12 +189,25 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose([2.0, 1.0, 0.5, 0.0, -1.0, -300.0], params, prompt=(2, 4)) == 1
         assert self.choose(ROW, SamplingParams(sequence_bias=(((1,), 1.1),))) == 1
         assert self.choose(ROW, SamplingParams(sequence_bias=(((1,), 0.9),))) == 0
+        both = SamplingParams(sequence_bias=(((4, 1), 0.6), ((2, 4, 1), 0.6)))
+        assert self.choose(ROW, both, prompt=(FRESH, 4)) == 0
+        assert self.choose(ROW, both, prompt=(2, 4)) == 1, "both biases of a token are added"
 
     def test_a_sequence_bias_comes_before_penalties(self) -> None:
         """A penalty of 2 makes 1 of a logit and a bias of 1, not 1.5."""
         self.needs("sequence_bias", "repetition_penalty")
         params = SamplingParams(sequence_bias=(((0,), 1.0),), repetition_penalty=2.0)
         assert self.choose([1.0, 1.25, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
+
+    def test_a_bias_comes_before_penalties(self) -> None:
+        """A penalty of 2 makes 1 of a logit and a bias of 1, not 1.5."""
+        self.needs("logit_bias", "repetition_penalty")
+        params = SamplingParams(logit_bias={0: 1.0}, repetition_penalty=2.0)
+        assert self.choose([1.0, 1.25, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
+        # The sign that counts is that of the sum.
+        assert self.choose([-0.5, 0.5, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
+        params = SamplingParams(logit_bias={0: -1.0}, repetition_penalty=2.0)
+        assert self.choose([0.5, -0.75, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
 
     def test_bad_words_are_not_completed(self) -> None:
         """The last token is banned if the others are the newest ones; a part alone never is."""

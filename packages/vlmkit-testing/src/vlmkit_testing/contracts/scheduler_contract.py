@@ -17,6 +17,7 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
 from vlmkit_testing.contracts.examples import examples
+from vlmkit_testing.contracts.scheduler_load_contract import SchedulerLoadContract
 from vlmkit_testing.contracts.scheduler_order_contract import SchedulerOrderContract
 from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharingContract
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
@@ -36,8 +37,10 @@ from vlmkit_testing.contracts.strict_cache import StrictCache
 TEXT = Job(num_tokens=4, max_tokens=12, image_starts=(), priority=0, first_token=0)
 IMAGE = Job(num_tokens=12, max_tokens=4, image_starts=(1,), priority=0, first_token=500)
 
+NUM_HELD_STEPS = 12
 
-class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
+
+class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract, SchedulerLoadContract):
     """Inherit it, override :meth:`make`, and run pytest.
 
     A scheduler that does not order by priority, or by arrival, says so: its attribute
@@ -192,6 +195,40 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
         simulation.run()
         assert len(held.output_ids) == 20
 
+    @examples
+    @given(
+        work=st.lists(
+            st.tuples(jobs(), st.integers(0, 10), st.integers(1, 9)), min_size=1, max_size=8
+        ),
+        limits=engine_limits(),
+        atomic=st.booleans(),
+        encoder_steps=st.sampled_from([0, 2]),
+    )
+    def test_sequences_may_be_held_in_any_step(
+        self,
+        work: list[tuple[Job, int, int]],
+        limits: EngineLimits,
+        atomic: bool,
+        encoder_steps: int,
+    ) -> None:
+        """While they have room: in a prefill, within an image, in an answer, and twice."""
+        simulation = self.simulation(limits, encoder_steps=encoder_steps)
+        sequences = [job.make(atomic=atomic) for job, _, _ in work]
+        for sequence in sequences:
+            simulation.add(sequence)
+        for number in range(2 * NUM_HELD_STEPS):
+            for sequence, (_, start, length) in zip(sequences, work, strict=True):
+                is_held = start <= number % NUM_HELD_STEPS < start + length
+                sequence.is_held = is_held and (
+                    sequence.is_held or sequence in simulation.cache.reserved
+                )
+            assert not any(item.sequence.is_held for item in simulation.step().items)
+        for sequence in sequences:
+            sequence.is_held = False
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job, _, _ in work]
+        simulation.check_empty()
+
     def test_a_full_cache_delays_but_loses_no_sequence(self) -> None:
         """The cache holds two of four answers."""
         limits = dataclasses.replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0)
@@ -288,6 +325,29 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract):
         simulation.run()
         assert len(held.output_ids) == 20
         simulation.check_empty()
+
+    @pytest.mark.parametrize("is_read", [False, True])
+    def test_a_held_sequence_may_end_without_its_slot(self, is_read: bool) -> None:
+        """Its client is gone while another sequence has its place, or just when it reads again."""
+        simulation = self.simulation(replace(LIMITS, max_sequences=1))
+        held = WatchedSequence.of(new_sequence([7] * 5, max_tokens=20))
+        simulation.add(held)
+        while not held.output_ids:
+            simulation.step()
+        held.is_held = True
+        simulation.add(new_sequence([1] * 5, max_tokens=9))
+        simulation.step()
+        held.is_held = not is_read
+        simulation.end(held)
+        held.is_held = False  # a scheduler that still knows it would run it
+        simulation.add(new_sequence([2] * 5, max_tokens=4))
+        simulation.run()
+        simulation.check_empty()
+        scheduler, ref = simulation.scheduler, weakref.ref(held)
+        del simulation, held
+        scheduler.plan(StrictCache(LIMITS))
+        gc.collect()
+        assert ref() is None, "the scheduler keeps it"
 
     @pytest.mark.parametrize("num_output", [0, 3])
     def test_a_failed_sequence_harms_no_other(self, num_output: int) -> None:

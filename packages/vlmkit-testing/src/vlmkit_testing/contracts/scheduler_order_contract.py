@@ -9,7 +9,12 @@ import pytest
 
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
-from vlmkit_testing.contracts.scheduler_subject import LIMITS, ORDERS, SchedulerSubject
+from vlmkit_testing.contracts.scheduler_subject import (
+    LIMITS,
+    LONG_LIMITS,
+    ORDERS,
+    SchedulerSubject,
+)
 from vlmkit_testing.contracts.sequences import new_sequence
 from vlmkit_testing.contracts.simulated_time import StepCost
 
@@ -67,11 +72,14 @@ class SchedulerOrderContract(SchedulerSubject):
         assert self.ignores <= ORDERS, "it ignores what is neither priority nor arrival"
 
     def test_higher_priority_runs_first(self) -> None:
-        """The smaller the number."""
+        """The smaller the number, which may be negative, and of any size."""
         self.keeps("priority")
-        priorities = [3, 1, 2, 1, 0, 3, 2, 0]
-        found = [priorities[number] for number in self._served(priorities)]
-        assert found == sorted(found), "smaller priorities run first: or name it in `ignores`"
+        for priorities in (
+            [3, 1, 2, 1, 0, 3, 2, 0],
+            [-3, -100, 100, 0, -(2**63), 2**63 - 1, -101, 99],
+        ):
+            found = [priorities[number] for number in self._served(priorities)]
+            assert found == sorted(found), "smaller priorities run first: or name it in `ignores`"
 
     def test_equal_priorities_run_in_order_of_arrival(self) -> None:
         """Whatever their prompts."""
@@ -122,13 +130,7 @@ class SchedulerOrderContract(SchedulerSubject):
         """If steps have a time budget: a reader waits for few such steps."""
         if self.step_budget_s is None:
             pytest.skip("this scheduler has no bound on the time of a step")
-        limits = dataclasses.replace(
-            LIMITS,
-            mixes_prefill_and_decode=mixes,
-            max_sequence_tokens=4096,
-            max_chunk_tokens=1024,
-            capacity_tokens=2**14,
-        )
+        limits = dataclasses.replace(LONG_LIMITS, mixes_prefill_and_decode=mixes)
         cost = StepCost(token_s=self.step_budget_s / 50)
         simulation = Simulation(self.make(), limits, cost=cost)
         simulation.add(new_sequence(range(30), max_tokens=400))

@@ -127,6 +127,11 @@ class Simulation:
         pytest.fail(f"{len(self.unfinished)} run for ever and never end")
 
     @property
+    def encoding(self) -> frozenset[EncodeItem]:
+        """The media that are being encoded."""
+        return frozenset(self._encoding)
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens computed so far, with repeats."""
         return sum(stop - start for items in self.trace for _, start, stop in items)

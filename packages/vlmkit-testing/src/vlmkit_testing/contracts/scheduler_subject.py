@@ -23,6 +23,10 @@ LIMITS = EngineLimits(
     mixes_prefill_and_decode=True,
     prefix_block_tokens=4,
 )
+LONG_LIMITS = dataclasses.replace(
+    LIMITS, max_sequence_tokens=4096, max_chunk_tokens=1024, capacity_tokens=2**14
+)
+"""For prompts and answers that are long in comparison with a step."""
 ORDERS = frozenset({"priority", "arrival"})
 """What a scheduler may say that it ignores."""
 
@@ -105,10 +109,13 @@ class SchedulerSubject:
     Attributes:
         max_step_tokens: the largest number of tokens that :meth:`make` allows in a step; None if
             there is no bound.
+        max_encoder_tokens: the largest number of media tokens that are encoded at once, except for
+            one medium that is larger; None if there is no bound.
         step_budget_s: how long answers may wait for prompts; None if there is no bound.
     """
 
     max_step_tokens: int | None = None
+    max_encoder_tokens: int | None = None
     step_budget_s: float | None = None
 
     @property

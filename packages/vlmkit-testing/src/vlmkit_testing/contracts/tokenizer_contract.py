@@ -13,7 +13,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Option
 from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
-from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
+from vlmkit_testing.contracts.tokenizer_large_contract import TokenizerLargeContract
 from vlmkit_testing.contracts.tokenizer_media_contract import TokenizerMediaContract
 from vlmkit_testing.contracts.tokenizer_prompt_contract import TokenizerPromptContract
 from vlmkit_testing.contracts.tokenizer_reader_contract import TokenizerReaderContract
@@ -42,7 +42,7 @@ class TokenizerContract(
     TokenizerReaderContract,
     TokenizerPromptContract,
     TokenizerMediaContract,
-    TokenizerImageSizesContract,
+    TokenizerLargeContract,
 ):
     """Inherit, override :meth:`make` and :meth:`special_texts`, and run pytest.
 
@@ -127,6 +127,8 @@ class TokenizerContract(
         """End tokens may be sampled; placeholders may not."""
         tokenizer = self.make()
         assert tokenizer.eos_ids
+        assert isinstance(tokenizer.eos_ids, frozenset)
+        assert isinstance(tokenizer.banned_ids, frozenset)
         assert not tokenizer.eos_ids & tokenizer.banned_ids
         assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.eos_ids | tokenizer.banned_ids)
 
@@ -173,6 +175,8 @@ class TokenizerContract(
         turns = self._conversation()
         prompt = tokenizer.prompt([*turns, said], options=goes_on)
         assert tokenizer.decode(prompt.token_ids).endswith("it is so")
+        assert _begins(tokenizer.prompt([*turns, said]), prompt.token_ids[:-1])
+        assert not self._special_ids().intersection(prompt.token_ids[-1:])
         longer = [*turns, Message.of("assistant", "it is so, and more")]
         assert _begins(tokenizer.prompt(longer, options=goes_on), prompt.token_ids[:-1])
         for text in self.special_texts():

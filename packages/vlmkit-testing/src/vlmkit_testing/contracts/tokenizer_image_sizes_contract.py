@@ -1,5 +1,6 @@
 """What a tokenizer must do with image size limits, and with grounding."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
 
+ODD_VALUES: tuple[Any, ...] = (None, True, "x", "", -1, 0, 1.5, 10**30, (), {}, {"x": 1})
+
 
 class TokenizerImageSizesContract(TokenizerSubject):
     """Bounds are met or refused, preferences never refused, and sizes have different digests."""
@@ -25,10 +28,11 @@ class TokenizerImageSizesContract(TokenizerSubject):
         return {}
 
     def test_an_image_keeps_to_its_tokens_or_is_refused(self) -> None:
-        """For any bound."""
+        """For any bound; images of another size have another digest."""
         self._needs("max_image_tokens")
         for image in self._pictures():
             num_tokens = self._slot(image).num_features
+            sizes = {self._slot(image).digest: num_tokens}
             for bound in range(1, num_tokens + 2):
                 try:
                     slot = self._slot(image, max_tokens=bound)
@@ -36,6 +40,7 @@ class TokenizerImageSizesContract(TokenizerSubject):
                     assert bound < num_tokens
                     continue
                 assert 0 < slot.num_features <= bound
+                assert sizes.setdefault(slot.digest, slot.num_features) == slot.num_features
 
     def test_a_bound_that_is_large_enough_changes_nothing(self) -> None:
         """Neither the prompt nor the digest."""
@@ -91,7 +96,13 @@ class TokenizerImageSizesContract(TokenizerSubject):
             self._slot(picture(), processor={"nobody_knows_this": 1})
         assert caught.value.param is not None
         assert "nobody_knows_this" not in str(caught.value)
+        for name in self.smaller():
+            for value in ODD_VALUES:  # another error would be one of the server
+                with contextlib.suppress(RequestError, ImageError):
+                    self._slot(picture(), processor={name: value})
         if limits := self.smaller():
+            with pytest.raises(RequestError):
+                self._slot(picture(), processor={**limits, "nobody_knows_this": 1})
             image = self._shrinking()
             plain, small = self._slot(image), self._slot(image, processor=limits)
             assert small.num_features < plain.num_features

@@ -1,10 +1,13 @@
 """What a tokenizer must do with images and other media."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.running.prompting.prepared_images import prepared_images, with_prepared
 from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, Message, Role, TextPart, parts_of
@@ -161,6 +164,22 @@ class TokenizerMediaContract(TokenizerSubject):
         self._slot_of(picture(seed=2))
         for name, array in slot.inputs.items():
             np.testing.assert_array_equal(to_numpy(array), before[name])
+
+    def test_a_slot_that_is_used_again_gives_the_same_prompt(self) -> None:
+        """At another place, beside other images, and without pixels."""
+        self._needs_images()
+        for image in (picture(seed=1), picture(200, 31)):
+            turns = [Message.of("user", "hello", [picture(96, 40, seed=3), image])]
+            whole = self._prompt(turns)
+            first = self._prompt([Message.of("user", "?", [image])])
+            (known,) = prepared_images(first, [image])
+            if known is None:
+                pytest.skip("this tokenizer does not offer slots to later prompts: set around")
+            again = self._prompt(with_prepared(turns, [None, known]))
+            assert again.token_ids == whole.token_ids
+            for slot, other in zip(again.media, whole.media, strict=True):
+                assert replace(slot, inputs={}) == replace(other, inputs={})
+                assert _equal(slot, other)
 
     def test_a_transform_maps_the_image_to_its_tokens(self) -> None:
         """It converts regions of answers to the image's own pixels."""

@@ -131,16 +131,21 @@ class TokenizerPromptContract(TokenizerSubject):
             assert other.token_ids != prompt.token_ids
 
     def test_its_inputs_are_not_modified(self) -> None:
-        """A conversation may be used again."""
+        """A conversation may be used again, and a prompt keeps no list that may change."""
         tools = [tool("find"), tool("send")]
         before = copy.deepcopy(tools)
         turns = [Message.of("system", "be brief"), *self._conversation()]
         given = list(turns)
-        for offered in (tools, None):
+        for offered in (None, tools):
+            prompt = None
             with contextlib.suppress(RequestError):
-                self.make().prompt(given, tools=offered)
+                prompt = self.make().prompt(given, tools=offered)
         assert tools == before
         assert given == turns
+        tools.clear()
+        given.clear()
+        if prompt is not None and prompt.calling is not None:
+            assert list(prompt.calling.tools) == before
 
     # What is typed is text
 

@@ -50,9 +50,9 @@ class TokenizerReaderContract(TokenizerSubject):
         assert all(isinstance(tokenizer.token_bytes(i), bytes) for i in token_ids)
 
     def test_two_readers_do_not_mix(self) -> None:
-        """Each answer has its own."""
-        tokenizer = self.make()
-        readers = [self._reader(), self._reader()]
+        """Each answer has its own, of one prompt, too: a request may ask for several answers."""
+        tokenizer, prompt = self.make(), self._prompt(self._conversation())
+        readers = [tokenizer.reader(prompt), tokenizer.reader(prompt)]
         token_ids = tokenizer.encode("Zażółć 👍")
         deltas: list[list[Delta]] = [[], []]
         for token_id in token_ids:
@@ -99,6 +99,16 @@ class TokenizerReaderContract(TokenizerSubject):
         assert told[0] == tokenizer.decode(said)
         assert told[1].startswith(told[0])
         assert len(told[1]) > len(told[0])
+
+    def test_each_special_token_has_an_id_of_its_own(self) -> None:
+        """A plain text shows the spelling of each on request."""
+        tokenizer = self._honouring("skip_special_tokens")
+        prompt = Prompt(tuple(tokenizer.encode("once")), is_plain=True)
+        silent = (i for i in range(tokenizer.vocab_size) if not tokenizer.decode([i]))
+        readers = ((i, tokenizer.reader(prompt, shows_special=True)) for i in silent)
+        shown = ["".join(map(text_of, read(reader, [i]))) for i, reader in readers]
+        missing = set(self.special_texts()).difference(shown)
+        assert not missing, "two special tokens have one id, or one is not shown"
 
     # Reasoning
 
@@ -175,6 +185,18 @@ class TokenizerReaderContract(TokenizerSubject):
         assert not reasoning_of(deltas)
         assert reader.num_reasoning_tokens == 0
 
+    def test_a_continuation_joins_its_plain_text(self) -> None:
+        """Both together are the text of all tokens, with the space between two words."""
+        tokenizer, whole = self.make(), "It was a fox, and it ran over the hill."
+        token_ids = tokenizer.encode(whole)
+        for num in range(1, len(token_ids)):
+            begun = tokenizer.decode(token_ids[:num])
+            if not whole.startswith(begun) or begun == whole:
+                continue
+            reader = tokenizer.reader(Prompt(tuple(token_ids[:num]), is_plain=True))
+            rest = "".join(map(text_of, read(reader, token_ids[num:])))
+            assert begun + rest == tokenizer.decode(token_ids), token_ids[:num]
+
     # Calls
 
     def test_a_tool_call_is_separated_from_text(self) -> None:
@@ -190,6 +212,27 @@ class TokenizerReaderContract(TokenizerSubject):
         for other in (self._prompt(self._conversation()), replace(prompt, is_plain=True)):
             told = [delta for found in read(tokenizer.reader(other), written) for delta in found]
             assert not tool_calls_of(told)
+
+    def test_a_reader_follows_its_own_prompt(self) -> None:
+        """Whatever prompts were built after it, for other requests."""
+        tokenizer, messages = self.make(), self._conversation()
+        calling = self._with_tools().calling
+        assert calling is not None
+        assert isinstance(calling.format, CallFormat)
+        written = self._written(calling.format)
+        for own, newest in (([tool()], None), (None, [tool()])):
+            prompt = tokenizer.prompt(messages, tools=own)
+            tokenizer.prompt(messages, tools=newest)
+            deltas = [delta for found in read(tokenizer.reader(prompt), written) for delta in found]
+            assert bool(tool_calls_of(deltas)) == (own is not None)
+
+    @pytest.mark.parametrize("said", ["so it is ", "so it is\n\n", "so\n it is"])
+    def test_an_answer_that_calls_nothing_is_its_text(self, said: str) -> None:
+        """White space at its end included: only that around a call is dropped."""
+        prompt, tokenizer = self._with_tools(), self.make()
+        token_ids = tokenizer.encode(said)
+        answer = "".join(map(text_of, read(tokenizer.reader(prompt), token_ids)))
+        assert answer == tokenizer.decode(token_ids)
 
     # Helpers
 

@@ -31,6 +31,8 @@ class TokenizerSubject:
             last answer in another way.
         tells_roles: whether the turns of a system and of a tool are told from a user's; some
             templates know two roles.
+        shows_nested_schemas: whether a prompt has the schemas of items of a tool's arguments; some
+            templates write types alone.
     """
 
     takes_images = True
@@ -40,6 +42,7 @@ class TokenizerSubject:
     marks_turns = True
     ends_turns = True
     tells_roles = True
+    shows_nested_schemas = True
 
     def make(self) -> Tokenizer:
         """Return the tokenizer; may be the same each time."""

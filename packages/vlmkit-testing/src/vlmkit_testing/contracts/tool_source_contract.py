@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 import re
 import threading
 import time
@@ -16,6 +17,7 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit.types.message import ImagePart, TextPart
 from vlmkit.types.tool_choice import tool_name, tool_schema
 from vlmkit_server.interfaces.tool_source import ToolSource
+from vlmkit_testing.contracts.tool_arguments import Arguments, arguments_of, varied
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NONSENSE: tuple[Mapping[str, Any], ...] = (
@@ -25,9 +27,13 @@ NONSENSE: tuple[Mapping[str, Any], ...] = (
 )
 TICK_S, HELD_S = 0.01, 0.25
 NUM_TRIES = 6  # a busy machine holds everybody up now and then
+NUM_CALLS = 6  # of each tool, with other arguments
+NUM_LOST = 70  # calls that fail or are cancelled; more than any likely number of permits
 TINY = ImageLimits(max_bytes=1, max_pixels=4)
 
 Result = Seq[TextPart | ImagePart]
+Call = tuple[str, Arguments]
+Outcome = tuple[object, ...]
 
 
 class ToolSourceContract:
@@ -44,7 +50,11 @@ class ToolSourceContract:
         raise NotImplementedError
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return arguments with which a call succeeds, for each tool to try."""
+        """Return arguments with which a call succeeds, for each tool to try.
+
+        Tests also call these tools with other values of the same types, and concurrently. A tool
+        that is not named gets arguments that its schema allows.
+        """
         return {}
 
     def test_its_tools_have_names_that_models_can_write(self) -> None:
@@ -194,6 +204,65 @@ class ToolSourceContract:
         assert all(isinstance(error, VlmkitError) for error in errors)
         assert before == after
 
+    def test_concurrent_calls_get_their_own_results(self) -> None:
+        """With other arguments for each call, in any order, they are those of single calls.
+
+        And those of the first calls of a new source.
+        """
+
+        async def compared(source: ToolSource) -> tuple[int, list[tuple[Call, Outcome, Outcome]]]:
+            calls = await self._calls(source)
+            alone = [await _outcome_of(source, call) for call in calls]
+            again = [await _outcome_of(source, call) for call in calls]
+            steady = [n for n, (a, b) in enumerate(zip(alone, again, strict=True)) if a == b]
+            found = []
+            for order in (steady, steady[::-1], steady[::2] + steady[1::2]):
+                given = [copy.deepcopy(calls[number]) for number in order]
+                results = await asyncio.gather(*(_outcome_of(source, call) for call in given))
+                found += [
+                    (calls[number], alone[number], result)
+                    for number, result in zip(order, results, strict=True)
+                ]
+            names = {calls[number][0] for number in steady}
+            told = {name: {alone[n] for n in steady if calls[n][0] == name} for name in names}
+            return max(map(len, told.values()), default=0), found
+
+        async def first(source: ToolSource) -> list[tuple[Call, Outcome]]:
+            calls = (await self._calls(source))[1::NUM_CALLS]
+            return [(call, await _outcome_of(source, call)) for call in calls]
+
+        num_results, found = self._with(compared)
+        known = {repr(call): expected for call, expected, _ in found}
+        for call, result in self._with(first):
+            assert known.get(repr(call), result) == result, f"{call} has the result of another call"
+        for call, expected, result in found:
+            assert result == expected, f"beside other calls, {call} has another result"
+        if num_results < 2:
+            pytest.skip("no other arguments change a result; override arguments() to try some")
+
+    def test_lost_calls_hold_nothing(self) -> None:
+        """However many were cancelled or failed: neither a connection nor a permit."""
+
+        async def called(source: ToolSource) -> tuple[list[Outcome], list[Outcome]]:
+            calls = (await self._calls(source))[::NUM_CALLS]
+            before = [await _outcome_of(source, call) for call in calls]
+            for number in range(NUM_LOST):
+                name, given = calls[number % len(calls)]
+                wrong = {"": None} if number % 2 else given
+                lost = asyncio.ensure_future(_outcome_of(source, (name, wrong)))
+                for _ in range(number % 5):
+                    await asyncio.sleep(0)
+                lost.cancel()
+                await asyncio.wait([lost], timeout=self.max_call_s)
+            after = asyncio.gather(*(_outcome_of(source, call) for call in calls))
+            return before, await asyncio.wait_for(after, self.max_call_s)
+
+        try:
+            before, after = self._with(called)
+        except TimeoutError:
+            pytest.fail("calls do not return after others were lost")
+        assert [each[0] for each in after] == [each[0] for each in before]
+
     # The end
 
     def test_closing_twice_is_harmless(self) -> None:
@@ -244,6 +313,16 @@ class ToolSourceContract:
             pytest.skip("override arguments() to run this test")
         return self.arguments()
 
+    async def _calls(self, source: ToolSource) -> list[Call]:
+        """Return calls of each tool, with other arguments each."""
+        calls: list[Call] = []
+        for name in sorted(source.names):
+            schema = tool_schema(await source.describe(name))
+            known = self.arguments().get(name)
+            given = arguments_of(schema) if known is None else known
+            calls += [(name, each) for each in itertools.islice(varied(given, schema), NUM_CALLS)]
+        return calls
+
     async def _known_call(self, source: ToolSource, name: str) -> Result:
         return await source.call(name, self.arguments().get(name, {}), ImageLimits())
 
@@ -254,6 +333,17 @@ class ToolSourceContract:
         except VlmkitError:
             return False
         return True
+
+
+async def _outcome_of(source: ToolSource, call: Call) -> Outcome:
+    """Return what a call returns or raises, as values that can be compared."""
+    name, arguments = call
+    try:
+        parts = await source.call(name, arguments, ImageLimits())
+    except VlmkitError as error:
+        return "error", type(error), str(error)
+    content = [p.text if isinstance(p, TextPart) else p.image.digest for p in parts]
+    return "result", *content
 
 
 def _check_parts(results: Seq[Result]) -> None:

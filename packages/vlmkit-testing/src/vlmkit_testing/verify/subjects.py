@@ -95,6 +95,15 @@ class ModelParts:
         provider = registry_of(self._plugins, section).get(name)
         return with_hint(provider.objection(self.checkpoint, is_named=True))
 
+    def lack_of_prompts(self) -> str:
+        """Return why its tokenizer makes no prompts to try others with; empty if it does."""
+        try:
+            self._asked(QUESTIONS[0])
+        except VlmkitError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            return f"it is tried with prompts of the model's tokenizer: {error}{hint}"
+        return ""
+
     def special_texts(self) -> list[str]:
         """Return how its vocabulary writes special tokens; empty where its files do not say."""
         added = self.checkpoint.read_json("tokenizer.json").get("added_tokens", [])
@@ -208,6 +217,8 @@ def _of_model(
         return reason
     if kind.name == "media_encoder" and not model.is_seeing:
         return "the model takes no images"
+    if kind.name != "tokenizer" and (reason := model.lack_of_prompts()):
+        return reason
     return {"make": make, **parts(model)}
 
 

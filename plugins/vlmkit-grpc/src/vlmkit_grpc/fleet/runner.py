@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from vlmkit.errors import EngineError, EngineFailed, QueueFull
+from vlmkit.errors import EngineError, EngineFailed, QueueFull, WorkerLost
 from vlmkit.interfaces.runner import Admit, AnswerStream
-from vlmkit.running.fleet.cache_estimate import CacheEstimate, TokenSizes
+from vlmkit.running.fleet.cache_estimate import TokenSizes
 from vlmkit.running.fleet.prompt_keys import (
     LARGE_BYTES,
     Segment,
@@ -23,7 +23,7 @@ from vlmkit.running.remote_runner.runner import RemoteRunner
 from vlmkit.running.replicas import Replicas, admitted_once
 from vlmkit.types.demand import Demand
 from vlmkit.types.request import Request
-from vlmkit_grpc.peer import GrpcPeer, WorkerLostError
+from vlmkit_grpc.peer import GrpcPeer
 
 log = logging.getLogger(__name__)
 
@@ -58,28 +58,24 @@ class _Worker:
     """A worker as the fleet sees it.
 
     Attributes:
-        estimate: what its caches hold.
+        runner: sends it requests.
+        peer: knows what its caches hold.
         waiting_tokens: tokens of prompts that were sent to it, and have no answer yet.
     """
 
     def __init__(self, runner: RemoteRunner, peer: GrpcPeer) -> None:
         self.runner = runner
-        self._peer = peer
-        self._num_connections = peer.num_connections
-        self.estimate = CacheEstimate(runner.facts.limits.capacity_tokens)
+        self.peer = peer
         self.waiting_tokens = 0
 
     def candidate(self, route: _Route) -> Candidate:
         """Return what routing knows of the worker for a request."""
-        if self._peer.num_connections != self._num_connections:  # perhaps another process
-            self._num_connections = self._peer.num_connections
-            self.estimate.clear()
         stats = self.runner.stats()
         num_sequences = stats.num_running + stats.num_waiting
         others = waiting_tokens(stats)  # of all gateways
         return Candidate(
-            self._peer.who,
-            self.estimate.held_tokens(route.parts, route.sizes),
+            self.peer.who,
+            self.peer.estimate.held_tokens(route.parts, route.sizes),
             max(self.waiting_tokens, others) + SEQUENCE_TOKENS * num_sequences,
             num_sequences,
             self.runner.is_full,
@@ -152,9 +148,7 @@ class FleetRunner(Replicas):
         """Return the error of a request while no worker is connected."""
         if not self.is_restarting:
             return super().none_ready()
-        return WorkerLostError(
-            f"no worker of model {self.facts.name!r} is connected", hint="try again later"
-        )
+        return WorkerLost(f"no worker of model {self.facts.name!r} is connected")
 
     # One request.
 
@@ -199,7 +193,7 @@ class FleetRunner(Replicas):
             if route.admit is not None:
                 route.admit(demand)
             self._token_sizes.learn(route.parts, demand.text_tokens, demand.image_tokens)
-            self._workers[place].estimate.add(route.parts, self._token_sizes.of(route.parts))
+            self._workers[place].peer.note(route.parts, self._token_sizes.of(route.parts))
 
         return decide
 
@@ -244,6 +238,6 @@ class FleetRunner(Replicas):
         others = [each for each in self.ready() if each not in route.tried]
         if not others or len(route.tried) >= MAX_WORKERS or self._is_closed:
             if isinstance(error, EngineFailed) and self.is_ready:  # the fleet has not failed
-                raise WorkerLostError(str(error), hint="try again later") from error
+                raise WorkerLost(str(error)) from error
             raise error
         log.warning("a request goes to another worker: %s", error)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!vlmkit_grpc/protocol/worker.proto\x12\x10vlmkit.worker.v1\"\x17\n\x04Part\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\t\x12\x11\n\tprecision\x18\x06 \x01(\t\"\x0e\n\x0c\x46\x61\x63tsRequest\"\"\n\x0cWatchRequest\x12\x12\n\nwith_cache\x18\x01 \x01(\x08\"p\n\nWatchReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.vlmkit.worker.v1.Load\x12,\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x1d.vlmkit.worker.v1.CacheChange\"\xa0\x01\n\x04Load\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1c\n\x0fnum_free_tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07is_full\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x42\x12\n\x10_num_free_tokens\"`\n\x0b\x43\x61\x63heChange\x12\x12\n\nis_cleared\x18\x01 \x01(\x08\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12,\n\x06stored\x18\x03 \x03(\x0b\x32\x1c.vlmkit.worker.v1.CacheBlock\"Z\n\nCacheBlock\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\r\n\x05media\x18\x04 \x03(\x0c\x12\r\n\x05scope\x18\x05 \x01(\x0c\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x1e\n\nDrainReply\x12\x10\n\x08is_empty\x18\x01 \x01(\x08\x32\xa8\x03\n\x06Worker\x12N\n\x08\x44\x65scribe\x12!.vlmkit.worker.v1.DescribeRequest\x1a\x1f.vlmkit.worker.v1.DescribeReply\x12\x41\n\x05\x46\x61\x63ts\x12\x1e.vlmkit.worker.v1.FactsRequest\x1a\x16.vlmkit.worker.v1.Part0\x01\x12=\n\x07Session\x12\x16.vlmkit.worker.v1.Part\x1a\x16.vlmkit.worker.v1.Part(\x01\x30\x01\x12<\n\x06\x41nswer\x12\x16.vlmkit.worker.v1.Part\x1a\x16.vlmkit.worker.v1.Part(\x01\x30\x01\x12G\n\x05Watch\x12\x1e.vlmkit.worker.v1.WatchRequest\x1a\x1c.vlmkit.worker.v1.WatchReply0\x01\x12\x45\n\x05\x44rain\x12\x1e.vlmkit.worker.v1.DrainRequest\x1a\x1c.vlmkit.worker.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!vlmkit_grpc/protocol/worker.proto\x12\x10vlmkit.worker.v1\"A\n\x04Part\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12(\n\x06prompt\x18\x02 \x01(\x0b\x32\x18.vlmkit.worker.v1.Prompt\"5\n\x06Prompt\x12+\n\x05parts\x18\x01 \x03(\x0b\x32\x1c.vlmkit.worker.v1.PromptPart\"<\n\nPromptPart\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\r\n\x05image\x18\x03 \x01(\x0c\"\x11\n\x0f\x44\x65scribeRequest\"\x85\x01\n\rDescribeReply\x12\x10\n\x08protocol\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\t\x12\x11\n\tprecision\x18\x06 \x01(\t\"\x0e\n\x0c\x46\x61\x63tsRequest\"\"\n\x0cWatchRequest\x12\x12\n\nwith_cache\x18\x01 \x01(\x08\"p\n\nWatchReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.vlmkit.worker.v1.Load\x12,\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x1d.vlmkit.worker.v1.CacheChange\"\xa0\x01\n\x04Load\x12\x16\n\x0ewaiting_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1c\n\x0fnum_free_tokens\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x0f\n\x07is_full\x18\x05 \x01(\x08\x12\x13\n\x0bis_draining\x18\x06 \x01(\x08\x42\x12\n\x10_num_free_tokens\"`\n\x0b\x43\x61\x63heChange\x12\x12\n\nis_cleared\x18\x01 \x01(\x08\x12\x0f\n\x07removed\x18\x02 \x03(\x0c\x12,\n\x06stored\x18\x03 \x03(\x0b\x32\x1c.vlmkit.worker.v1.CacheBlock\"Z\n\nCacheBlock\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\r\n\x05media\x18\x04 \x03(\x0c\x12\r\n\x05scope\x18\x05 \x01(\x0c\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x1e\n\nDrainReply\x12\x10\n\x08is_empty\x18\x01 \x01(\x08\x32\xa8\x03\n\x06Worker\x12N\n\x08\x44\x65scribe\x12!.vlmkit.worker.v1.DescribeRequest\x1a\x1f.vlmkit.worker.v1.DescribeReply\x12\x41\n\x05\x46\x61\x63ts\x12\x1e.vlmkit.worker.v1.FactsRequest\x1a\x16.vlmkit.worker.v1.Part0\x01\x12=\n\x07Session\x12\x16.vlmkit.worker.v1.Part\x1a\x16.vlmkit.worker.v1.Part(\x01\x30\x01\x12<\n\x06\x41nswer\x12\x16.vlmkit.worker.v1.Part\x1a\x16.vlmkit.worker.v1.Part(\x01\x30\x01\x12G\n\x05Watch\x12\x1e.vlmkit.worker.v1.WatchRequest\x1a\x1c.vlmkit.worker.v1.WatchReply0\x01\x12\x45\n\x05\x44rain\x12\x1e.vlmkit.worker.v1.DrainRequest\x1a\x1c.vlmkit.worker.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,27 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'vlmkit_grpc.protocol.worker
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PART']._serialized_start=55
-  _globals['_PART']._serialized_end=78
-  _globals['_DESCRIBEREQUEST']._serialized_start=80
-  _globals['_DESCRIBEREQUEST']._serialized_end=97
-  _globals['_DESCRIBEREPLY']._serialized_start=100
-  _globals['_DESCRIBEREPLY']._serialized_end=233
-  _globals['_FACTSREQUEST']._serialized_start=235
-  _globals['_FACTSREQUEST']._serialized_end=249
-  _globals['_WATCHREQUEST']._serialized_start=251
-  _globals['_WATCHREQUEST']._serialized_end=285
-  _globals['_WATCHREPLY']._serialized_start=287
-  _globals['_WATCHREPLY']._serialized_end=399
-  _globals['_LOAD']._serialized_start=402
-  _globals['_LOAD']._serialized_end=562
-  _globals['_CACHECHANGE']._serialized_start=564
-  _globals['_CACHECHANGE']._serialized_end=660
-  _globals['_CACHEBLOCK']._serialized_start=662
-  _globals['_CACHEBLOCK']._serialized_end=752
-  _globals['_DRAINREQUEST']._serialized_start=754
-  _globals['_DRAINREQUEST']._serialized_end=787
-  _globals['_DRAINREPLY']._serialized_start=789
-  _globals['_DRAINREPLY']._serialized_end=819
-  _globals['_WORKER']._serialized_start=822
-  _globals['_WORKER']._serialized_end=1246
+  _globals['_PART']._serialized_end=120
+  _globals['_PROMPT']._serialized_start=122
+  _globals['_PROMPT']._serialized_end=175
+  _globals['_PROMPTPART']._serialized_start=177
+  _globals['_PROMPTPART']._serialized_end=237
+  _globals['_DESCRIBEREQUEST']._serialized_start=239
+  _globals['_DESCRIBEREQUEST']._serialized_end=256
+  _globals['_DESCRIBEREPLY']._serialized_start=259
+  _globals['_DESCRIBEREPLY']._serialized_end=392
+  _globals['_FACTSREQUEST']._serialized_start=394
+  _globals['_FACTSREQUEST']._serialized_end=408
+  _globals['_WATCHREQUEST']._serialized_start=410
+  _globals['_WATCHREQUEST']._serialized_end=444
+  _globals['_WATCHREPLY']._serialized_start=446
+  _globals['_WATCHREPLY']._serialized_end=558
+  _globals['_LOAD']._serialized_start=561
+  _globals['_LOAD']._serialized_end=721
+  _globals['_CACHECHANGE']._serialized_start=723
+  _globals['_CACHECHANGE']._serialized_end=819
+  _globals['_CACHEBLOCK']._serialized_start=821
+  _globals['_CACHEBLOCK']._serialized_end=911
+  _globals['_DRAINREQUEST']._serialized_start=913
+  _globals['_DRAINREQUEST']._serialized_end=946
+  _globals['_DRAINREPLY']._serialized_start=948
+  _globals['_DRAINREPLY']._serialized_end=978
+  _globals['_WORKER']._serialized_start=981
+  _globals['_WORKER']._serialized_end=1405
 # @@protoc_insertion_point(module_scope)

@@ -84,7 +84,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Answers any number of requests of one gateway, and sends the state of the worker.
+        """Answers any number of requests of one gateway, and sends the state of the worker and the
+        prompts of other gateways.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,6 +23,7 @@ from vlmkit.errors import (
     RequestCancelled,
     RequestError,
     VlmkitError,
+    WorkerLost,
 )
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.runner import Admit, AnswerStream, Runner
@@ -74,6 +75,7 @@ _CODES: dict[type[VlmkitError], grpc.StatusCode] = {
     PromptNotMade: grpc.StatusCode.UNAVAILABLE,
     RequestCancelled: grpc.StatusCode.UNAVAILABLE,
     EngineFailed: grpc.StatusCode.UNAVAILABLE,
+    WorkerLost: grpc.StatusCode.UNAVAILABLE,
     _EndsError: grpc.StatusCode.UNAVAILABLE,
     EngineError: grpc.StatusCode.INTERNAL,
 }

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.single_file import (
+    is_further_piece,
     is_projector,
+    pieces_of,
     select_file,
     select_projector,
     split_tag,
@@ -51,7 +53,7 @@ def cached_folder(reference: str, revision: str | None) -> Path | None:
 def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -> Path | None:
     """Return the file that a reference with a tag selects; None if it is not cached.
 
-    A vision tower in the repository must be cached, too.
+    A vision tower in the repository must be cached, too, and so must all pieces of the file.
     """
     import huggingface_hub
 
@@ -63,7 +65,7 @@ def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -
         name = select_file(reference, listing, suffixes)
     except CheckpointError:
         return None  # the hub may have more files by now
-    names = [name, *filter(None, [select_projector(name, listing)])]
+    names = [*pieces_of(name), *filter(None, [select_projector(name, listing)])]
     found = [
         huggingface_hub.try_to_load_from_cache(repository, each, revision=revision)
         for each in names
@@ -99,6 +101,9 @@ def _single_files(repo: "CachedRepoInfo") -> Iterator[str]:
         if file.file_path.parent == revision.snapshot_path
         and suffix_of(file.file_name, GGUF)
         and not is_projector(file.file_name)
+    }
+    names = {
+        name for name in names if names.issuperset(pieces_of(name)) and not is_further_piece(name)
     }
     tags = Counter(tag_of(name, GGUF) for name in names)
     for name in names:

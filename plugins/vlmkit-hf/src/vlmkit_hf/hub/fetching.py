@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.single_file import select_file, select_projector, split_tag
+from vlmkit.kit.single_file import pieces_of, select_file, select_projector, split_tag
 from vlmkit_hf.hub import cache, progress
 from vlmkit_hf.hub.failures import explained
 from vlmkit_hf.hub.repository import CONFIGS, SAFETENSORS, Files, files_of_model
@@ -43,6 +43,8 @@ def fetch_file(
     reference: str, revision: str | None, suffixes: Seq[str], *, is_update: bool = False
 ) -> Checkpoint:
     """Return one file of a repository, with its vision tower and the files that describe it.
+
+    Of a file in several pieces, all are fetched.
 
     Args:
         reference: the hub id and a tag, such as ``org/name:Q4_K_M``.
@@ -80,7 +82,7 @@ def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> P
         path.name: path.stat().st_size for path in folder.iterdir()
     }
     name = select_file(reference, listing, suffixes)
-    names = [name, *filter(None, [select_projector(name, listing)])]
+    names = [*pieces_of(name), *filter(None, [select_projector(name, listing)])]
     if absent := [each for each in names if not (folder / each).exists()]:
         num_bytes = sum(listing[each] for each in absent)
         _refuse_full_disk(reference, folder, num_bytes)

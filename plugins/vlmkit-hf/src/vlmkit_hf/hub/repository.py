@@ -9,7 +9,14 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from vlmkit.errors import CheckpointError
-from vlmkit.kit.single_file import MAX_LISTED, is_projector, split_tag, suffix_of, tag_of
+from vlmkit.kit.single_file import (
+    MAX_LISTED,
+    is_further_piece,
+    is_projector,
+    split_tag,
+    suffix_of,
+    tag_of,
+)
 
 
 class Files(NamedTuple):
@@ -80,7 +87,10 @@ def files_of_model(reference: str, names: Iterable[str]) -> Files:
     if single := sorted(
         name
         for name in names
-        if "/" not in name and suffix_of(name, GGUF) and not is_projector(name)
+        if "/" not in name
+        and suffix_of(name, GGUF)
+        and not is_projector(name)
+        and not is_further_piece(name)
     ):
         tags = ", ".join(f"{reference}:{tag_of(name, GGUF)}" for name in single[:MAX_LISTED])
         raise CheckpointError(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vlmkit.interfaces.prompt import Array
+from vlmkit.types.prepared_image import PreparedImage as KnownImage
 from vlmkit.types.stage import NO_STAGE, Stage
 from vlmkit.types.transform import Transform
 from vlmkit_hf.templates.stand_ins import Segment
@@ -21,6 +22,19 @@ class PreparedImage:
     transform: Transform | None
     preprocess: Stage = NO_STAGE
     num_encoded: int = 0
+
+
+def used_again(known: KnownImage) -> PreparedImage:
+    """Return an image that an earlier prompt had."""
+    head, tail = known.around
+    return PreparedImage(
+        Expansion(head, known.token_ids, tail),
+        known.digest,
+        known.inputs,
+        known.num_features,
+        known.transform,
+        num_encoded=known.num_encoded,
+    )
 
 
 def expand_slots(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.types.message import ImagePart
-from vlmkit_hf.images.prepared import PreparedImage
+from vlmkit_hf.images.prepared import PreparedImage, used_again
 from vlmkit_hf.images.side import ImageSide
 from vlmkit_hf.templates.stand_ins import Segment
 from vlmkit_hf.tokens.text_encoder import SLOT, TextEncoder
@@ -121,7 +121,7 @@ class ImagePlacement:
         return with_slots
 
     def _prepared(self, parts: Sequence[ImagePart]) -> list[PreparedImage]:
-        """Preprocess images; an image that occurs several times in one size is preprocessed once.
+        """Preprocess images, each once in each size; images of earlier prompts are prepared.
 
         Raises:
             ImageError: an image cannot be processed; ``index`` says which.
@@ -130,6 +130,9 @@ class ImagePlacement:
         by_content_and_size: dict[tuple[bytes, str], PreparedImage] = {}
         prepared = []
         for index, part in enumerate(parts):
+            if part.image.prepared is not None:
+                prepared.append(used_again(part.image.prepared))
+                continue
             try:
                 size_limits = self._side.limits(part.image, part.options)
                 key = (part.image.digest, f"{size_limits} {part.options.max_tokens}")
@@ -196,6 +199,7 @@ def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prom
                 transform=image.transform,
                 preprocess=image.preprocess,
                 num_encoded=image.num_encoded,
+                around=(image.expansion.head, image.expansion.tail),
             )
         )
     return Prompt(tuple(filled), tuple(slots))

@@ -27,11 +27,12 @@ from torch.nn import functional
 
 from vlmkit_onnx.export.stored_form import LARGEST_BLOCKS as BLOCKS
 from vlmkit_onnx.export.stored_layers import BlockWeights, StoredLayers
-from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR, TINY
+from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.folder.manifest import Precision
 
 RANGES = (1.0, 0.92, 0.84)  # of a block's numbers: clipping the largest gives the rest finer steps
+TINY = 1e-9  # keeps weights of zeros from dividing by zero
 SLICE_ROWS = 1024  # output rows that are in memory as floats at a time
 ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to 8 bits, block by block
 OnLayer = Callable[[int, int], None]
@@ -51,8 +52,9 @@ class TokenLinear(nn.Module):
         """Return ``[..., out]`` of ``[..., in]``."""
         if torch.compiler.is_exporting():
             return self._symbolic(inputs)
-        scale = inputs.abs().amax(-1, keepdim=True) * (1 / 127) + TINY
-        codes = (torch.round(inputs / scale) + MIDDLE).to(torch.uint8)
+        scale = inputs.abs().amax(-1, keepdim=True) * (1 / 127)
+        steps = torch.where(scale == 0, 0, inputs / scale)
+        codes = (torch.round(steps) + MIDDLE).to(torch.uint8)
         out = self._sums(codes).float() * self.scale * scale
         return out if self.bias is None else out + self.bias
 

@@ -126,9 +126,13 @@ def num_threads(file: Path, settings: ComputeSettings) -> int:
     """
     if settings.num_threads is not None:
         return settings.num_threads
+    return 1 if weights_bytes(file) < SMALL_WEIGHTS_BYTES else num_cores()
+
+
+def weights_bytes(file: Path) -> int:
+    """Return the size of a graph with the weights in other files."""
     external = graph_header.read_header(file).external
-    weights_bytes = file.stat().st_size + sum(tensor.num_bytes for tensor in external)
-    return 1 if weights_bytes < SMALL_WEIGHTS_BYTES else num_cores()
+    return file.stat().st_size + sum(tensor.num_bytes for tensor in external)
 
 
 def _options(num_threads: int) -> onnxruntime.SessionOptions:

@@ -1,17 +1,24 @@
-"""Chooses an engine's attention backend among those that plugins offer."""
+"""Chooses an engine's attention backend among those that plugins offer.
+
+A backend is used only after it agreed with ``sdpa``, on the device and with the model's layers.
+"""
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from vlmkit.errors import PluginUnavailable, VlmkitError
+import torch
+
+from vlmkit.errors import EngineError, PluginUnavailable, VlmkitError
 from vlmkit.plugins.registry import BuildContext, Registered
+from vlmkit_torch.attention import load_check
 from vlmkit_torch.attention.checked_backend import CheckedBackend
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.interfaces.kinds import DISTRIBUTION, TORCH_ATTENTION
 from vlmkit_torch.interfaces.torch_attention import AttentionBackend, AttentionNeeds
 
 log = logging.getLogger(__name__)
+Backend = TypeVar("Backend", bound=AttentionBackend)
 
 DENSE = 'engine.cache_dtype = "auto" keeps keys and values in the precision of the model'
 
@@ -50,11 +57,14 @@ class BackendChoice:
                 f"{_who(registered, provider)} does not support an 8-bit cache", hint=DENSE
             )
 
-    def described(self) -> str:
+    def described(self, device: torch.device) -> str:
         """Return the backends that may be chosen, the preferred first, with their plugins.
 
         The first that supports a model is chosen, which is known once the model is built. Empty
         without registries.
+
+        Args:
+            device: backends for other devices are left out.
 
         Raises:
             PluginError: as for :meth:`refuse_absent`.
@@ -62,7 +72,9 @@ class BackendChoice:
         registered = self._registered
         if registered is None:
             return ""
-        return " or ".join(_who(registered, each) for each in self._candidates(registered))
+        candidates = self._candidates(registered)
+        suited = [each for each in candidates if self._suits(registered, each, device)]
+        return " or ".join(_who(registered, each) for each in suited or candidates)
 
     @property
     def is_own(self) -> bool:
@@ -75,9 +87,11 @@ class BackendChoice:
     def backend(self, needs: AttentionNeeds) -> AttentionBackend:
         """Return the named backend, or for ``auto`` the preferred one that can run the model.
 
+        Other backends than ``sdpa`` are compared with it first, see :mod:`.load_check`.
+
         Raises:
             PluginUnavailable: it cannot, or none can; the message has the reasons.
-            VlmkitError: the named one cannot be built.
+            VlmkitError: the named one cannot be built, or fails.
         """
         registered = self._registered
         if registered is None:
@@ -97,10 +111,16 @@ class BackendChoice:
             if missing := ", ".join(backend.capabilities.missing(all_needs)):
                 reasons[key] = f"it does not support {missing}"
                 continue
+            if type(backend) is SdpaAttention:  # the reference
+                log.info("attention backend: %s", key)
+                return _prepared(backend, needs)
+            checked = CheckedBackend(backend, _who(registered, provider))
+            if reason := self._objection(checked, all_needs):
+                log.warning("%s is not used: %s", checked.who, reason)
+                reasons[key] = reason
+                continue
             log.info("attention backend: %s", key)
-            is_own = provider.plugin == DISTRIBUTION
-            checked = backend if is_own else CheckedBackend(backend, _who(registered, provider))
-            return _prepared(checked, needs)
+            return checked
         dense = f"; {DENSE}" if self.has_int8_cache else ""
         every = "; ".join(f"{key}: {reason}" for key, reason in reasons.items())
         raise PluginUnavailable(
@@ -108,6 +128,30 @@ class BackendChoice:
             hint=f"installed: {', '.join(registered.objections(self.context.checkpoint))}; "
             f'engine.attention = "auto" takes one that can{dense}',
         )
+
+    def _suits(
+        self, registered: Registered[AttentionBackend], provider: Any, device: torch.device
+    ) -> bool:
+        """Return whether a backend states a device, or cannot be built, which loading reports."""
+        try:
+            backend = registered.build(registered.key(provider), {}, self.context)
+        except VlmkitError:
+            return True
+        devices = backend.capabilities.devices
+        return devices is None or device.type in devices
+
+    def _objection(self, backend: CheckedBackend, needs: AttentionNeeds) -> str:
+        """Prepare a backend; return why it must not be used, empty if it agrees with ``sdpa``.
+
+        Raises:
+            EngineError: the backend raised an error, and is named by ``engine.attention``.
+        """
+        try:
+            return load_check.objection(_prepared(backend, needs), needs)
+        except EngineError as error:
+            if self.name != "auto":
+                raise
+            return str(error)
 
     @property
     def _registered(self) -> Registered[AttentionBackend] | None:
@@ -126,6 +170,6 @@ def _who(registered: Registered[AttentionBackend], provider: Any) -> str:
     return f"torch attention {registered.key(provider)!r} from {provider.plugin!r}"
 
 
-def _prepared(backend: AttentionBackend, needs: AttentionNeeds) -> AttentionBackend:
+def _prepared(backend: Backend, needs: AttentionNeeds) -> Backend:
     backend.prepare(needs)
     return backend

@@ -37,6 +37,13 @@ class ReadCosts:
         """Tokens whose copies are small enough to stay in a CPU's cache until they are read."""
         return 2 * self.call_tokens
 
+    def batch_rows(self, num_tokens: int) -> int:
+        """Return how many rows of ``num_tokens`` each may be gathered at once, at least one."""
+        most = MAX_BATCH_BYTES // (num_tokens * self.token_bytes)
+        if not self.reads_in_place:
+            most = min(most, self.piece_tokens // num_tokens)
+        return max(1, most)
+
     def batches(self, lengths: Seq[int]) -> list[tuple[int, int]]:
         """Return how to cut rows into batches, as half-open ranges in order.
 

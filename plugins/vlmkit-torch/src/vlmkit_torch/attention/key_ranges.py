@@ -89,12 +89,20 @@ class KeyRanges(NamedTuple):
 
 def key_ranges(step: StepTokens, kind: LayerKind, costs: ReadCosts, uploads: Uploads) -> KeyRanges:
     """Return what layers of a kind read in a step; the caller sends ``uploads``."""
-    decodes, chunks = step.sequences[: step.num_decodes], step.sequences[step.num_decodes :]
-    rows = accumulate((chunk.num_tokens for chunk in chunks), initial=len(decodes))
+    if step.has_fixed_shapes:
+        return KeyRanges(fixed_ranges(step, kind, costs, uploads), [])
+    decodes = step.sequences[: step.num_decodes]
     return KeyRanges(
         decode_ranges(kind, decodes, costs, step.zero_slot, uploads),
-        [chunk_range(kind, row, own, uploads) for row, own in zip(rows, chunks, strict=False)],
+        chunk_ranges(step, kind, uploads),
     )
+
+
+def chunk_ranges(step: StepTokens, kind: LayerKind, uploads: Uploads) -> list[KeyRange]:
+    """Return what the chunks of a step read; the caller sends ``uploads``."""
+    chunks = step.sequences[step.num_decodes :]
+    rows = accumulate((chunk.num_tokens for chunk in chunks), initial=step.num_decodes)
+    return [chunk_range(kind, row, own, uploads) for row, own in zip(rows, chunks, strict=False)]
 
 
 def decode_ranges(
@@ -108,14 +116,37 @@ def decode_ranges(
             ranges.append(KeyRange((start, stop), tuple(_parts(read[start], costs, uploads))))
             continue
         widths = np.array([len(slots) for slots in read[start:stop]])
-        table = np.full((stop - start, widths.max()), zero_slot)
-        for row, slots in zip(table, read[start:stop], strict=True):
-            row[: len(slots)] = slots
+        table = _table(read[start:stop], int(widths.max()), zero_slot)
         visible = None
         if widths.min() < widths.max():
             visible = VisibleRange(None, uploads.add(widths), int(widths.max()))
         ranges.append(KeyRange((start, stop), (uploads.add(table.reshape(-1)),), visible))
     return ranges
+
+
+def fixed_ranges(
+    step: StepTokens, kind: LayerKind, costs: ReadCosts, uploads: Uploads
+) -> list[KeyRange]:
+    """Return what decodes read whose tables have a fixed width, in batches of fixed size."""
+    width = min(each for each in (step.table_tokens, kind.window, kind.section) if each is not None)
+    read = [each.slots[kind.first_visible(each.first) :] for each in step.sequences]
+    table = _table(read, width, step.zero_slot)
+    stops = np.array([len(slots) for slots in read])
+    ranges, size = [], costs.batch_rows(width)
+    for start in range(0, len(read), size):
+        stop = min(start + size, len(read))
+        visible = VisibleRange(None, uploads.add(stops[start:stop]), width)
+        part = uploads.add(table[start:stop].reshape(-1))
+        ranges.append(KeyRange((start, stop), (part,), visible))
+    return ranges
+
+
+def _table(read: Seq[np.ndarray], width: int, zero_slot: int) -> np.ndarray:
+    """Return the slots of each row, padded to ``[rows, width]`` with the slot of zeros."""
+    table = np.full((len(read), width), zero_slot)
+    for row, slots in zip(table, read, strict=True):
+        row[: len(slots)] = slots
+    return table
 
 
 def chunk_range(kind: LayerKind, row: int, source: NewTokens, uploads: Uploads) -> KeyRange:

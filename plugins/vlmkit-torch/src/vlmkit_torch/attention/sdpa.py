@@ -39,6 +39,7 @@ EVERYTHING = AttentionCapabilities(
     sinks=True,
     image_spans=True,
     int8_cache=True,
+    fixed_shapes=True,
 )
 
 
@@ -74,21 +75,26 @@ class SdpaAttention:
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Store the new keys and values, and attend: decodes in batches, then chunk by chunk."""
         ranges: KeyRanges = call.plan
-        parameters, cached = call.parameters, call.pools
-        cached.write(call.step.write_slots, call.key, call.value)
-        query = call.query
+        call.pools.write(call.step.write_slots, call.key, call.value)
         parts = [
-            _decode(query[:, slice(*read.rows)], cached, read, parameters)
+            _decode(call.query[:, slice(*read.rows)], call.pools, read, call.parameters)
             for read in ranges.decodes
         ]
-        for read in ranges.chunks:
-            rows = slice(*read.rows)
-            if read.is_start and parameters.suits_kernel:
-                new = _new_tokens(call, read)
-                parts.append(_start_of_sequence(query[None, :, rows], *new, parameters.scale))
-            else:
-                parts.append(_chunk(query[None, :, rows], cached, read, parameters))
+        parts += attend_chunks(call, ranges.chunks)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_chunks(call: AttentionCall, chunks: Iterable[KeyRange]) -> list[torch.Tensor]:
+    """Return the rows of each chunk; its keys and values are stored."""
+    parts = []
+    for read in chunks:
+        query = call.query[None, :, slice(*read.rows)]
+        if read.is_start and call.parameters.suits_kernel:
+            new = _new_tokens(call, read)
+            parts.append(_start_of_sequence(query, *new, call.parameters.scale))
+        else:
+            parts.append(_chunk(query, call.pools, read, call.parameters))
+    return parts
 
 
 def _decode(

@@ -63,6 +63,8 @@ class StepTokens:
         block_tokens: tokens in a block of the cache.
         zero_slot: the first slot of a block of zeros, which is never written.
         write_slots: ``[tokens]`` int64, on the device: the slots of the new tokens.
+        table_blocks: least width of ``block_table``. If it is not zero, plans of steps with equal
+            ``table_blocks`` and numbers of sequences must differ in the values of arrays alone.
     """
 
     sequences: tuple[NewTokens, ...]
@@ -70,6 +72,17 @@ class StepTokens:
     block_tokens: int
     zero_slot: int
     write_slots: torch.Tensor
+    table_blocks: int = 0
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether the step is padded to the shapes of other steps; it has decodes alone then."""
+        return self.table_blocks > 0
+
+    @property
+    def table_tokens(self) -> int:
+        """Tokens that a row of ``block_table`` has room for."""
+        return int(self.block_table.shape[1]) * self.block_tokens
 
     @cached_property
     def query_starts(self) -> np.ndarray:
@@ -85,7 +98,7 @@ class StepTokens:
     def block_table(self) -> np.ndarray:
         """``[sequences, blocks]`` blocks of each sequence, padded with the block of zeros."""
         size = self.block_tokens
-        width = -(-int(self.lengths.max(initial=0)) // size)
+        width = max(self.table_blocks, -(-int(self.lengths.max(initial=0)) // size))
         table = np.full((len(self.sequences), width), self.zero_slot // size, dtype=np.int64)
         for row, sequence in zip(table, self.sequences, strict=True):
             blocks = sequence.slots[::size] // size
@@ -99,12 +112,13 @@ def step_tokens(
     block_tokens: int,
     zero_slot: int,
     uploads: Uploads,
+    table_blocks: int = 0,
 ) -> StepTokens:
     """Return the tokens of a step; the caller sends ``uploads``."""
     decodes = tuple(decodes)
     sequences = (*decodes, *chunks)
-    writes = np.concatenate([each.slots[each.first :] for each in sequences])
-    return StepTokens(sequences, len(decodes), block_tokens, zero_slot, uploads.add(writes))
+    writes = uploads.add(np.concatenate([each.slots[each.first :] for each in sequences]))
+    return StepTokens(sequences, len(decodes), block_tokens, zero_slot, writes, table_blocks)
 
 
 class Step:

@@ -48,7 +48,7 @@ class LayerShape:
 
 
 class KVPools(NamedTuple):
-    """The keys and values of one layer, of all blocks and of a last block of zeros.
+    """The keys and values of one layer: of all blocks, of one of zeros, and of one for padding.
 
     Attributes:
         keys: ``[slots, kv_heads, head]``, contiguous.
@@ -131,7 +131,7 @@ Pools: TypeAlias = KVPools | Int8Pools
 
 
 class KVCache:
-    """Keys and values of ``num_slots`` tokens, and one block of zeros after them.
+    """Keys and values of ``num_slots`` tokens, and after them a block of zeros and one for padding.
 
     Args:
         num_slots: tokens that can be stored, a multiple of ``block_tokens``.
@@ -165,6 +165,11 @@ class KVCache:
         """The first slot of the block of zeros, which is never written."""
         return self.num_slots
 
+    @property
+    def padding_slot(self) -> int:
+        """The slot that padding of a step writes; no sequence reads it."""
+        return self.num_slots + self._block_tokens
+
     def pools(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> Pools:
         """Return the pools of a layer; make them at its first call.
 
@@ -194,7 +199,7 @@ class KVCache:
         return Int8Pools(keys, values, key_scales, value_scales, shape.dtype)
 
     def _zeros(self, row: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        shape = (self.num_slots + self._block_tokens, *row)
+        shape = (self.num_slots + 2 * self._block_tokens, *row)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return _unwritten_zeros(prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -25,6 +25,7 @@ FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations an
 MPS_RELEASE = (2, 13)  # of torch; earlier ones compute attention of views and grouped heads wrong
 
 _mps_lock = threading.RLock()  # one for the process, like MPS's command queue
+_capture_lock = threading.RLock()  # one for the process, like the allocator of CUDA memory
 
 
 def choose_device(settings: ComputeSettings) -> torch.device:
@@ -99,6 +100,14 @@ def exclusive(device: torch.device) -> AbstractContextManager[object]:
     Only MPS is such a device (pytorch#197805). For others the context does nothing.
     """
     return _mps_lock if is_mps(device) else nullcontext()
+
+
+def capture_lock(device: torch.device) -> AbstractContextManager[object]:
+    """Return a lock between the capture of a CUDA graph and the image towers of other threads.
+
+    While a graph is captured, the allocator must not take memory from the device for others.
+    """
+    return _capture_lock if device.type == "cuda" else nullcontext()
 
 
 def for_any_thread(tensor: torch.Tensor) -> torch.Tensor:

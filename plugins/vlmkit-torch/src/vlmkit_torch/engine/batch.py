@@ -3,8 +3,9 @@
 Selects no work items and computes nothing of the model.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from vlmkit_torch.cross_attention.image_cache import ImageCache
 from vlmkit_torch.cross_attention.step import CrossAttentionStep, StepChunk, lay_out
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.engine.non_finite import NonFiniteTracker
+from vlmkit_torch.engine.static_steps import StaticStep
 from vlmkit_torch.prompts.layout import Layout
 from vlmkit_torch.prompts.prompt_reader import MAX_PLAIN_AXES, Embeds, PromptReader
 
@@ -66,14 +68,14 @@ class Batch:
     """One forward pass.
 
     Attributes:
-        arguments: of the decoder.
+        arguments: returns those of the decoder; what it computes is part of the step.
         step: for attention.
         rows: ``[rows]`` flat tokens whose logits are wanted, in the order of the items.
         marks: ``[tokens]`` index of the non-finite mark of each token's sequence.
         cross_attention: for cross-attention layers; None if no token attends to an image.
     """
 
-    arguments: dict[str, Any]
+    arguments: Callable[[], dict[str, Any]]
     step: Step
     rows: torch.Tensor
     marks: torch.Tensor
@@ -119,6 +121,49 @@ class Batcher:
             self._read_embeds(segment)
         uploads = Uploads(self._reader.device)
         step = self._step(decodes, chunks, uploads)
+        on_device = [uploads.add(array) for array in self._arrays(items, segments, ends)]
+        ids, positions, rows, marks = on_device
+        visual = _visual_mask(segments)
+        visual_mask = None if visual is None else uploads.add(visual.astype(np.int64))
+        cross_attention = self._cross_attention(segments, uploads)
+        uploads.send()
+        inputs = self._inputs(segments, ids, visual_mask)
+        more = {} if cross_attention is None else cross_attention.arguments()
+        arguments = {**inputs, "position_ids": positions, **more}
+        return Batch(lambda: arguments, step, rows, marks, cross_attention)
+
+    def build_static(
+        self, items: Seq[WorkItem], states: dict[SequenceView, PromptState], static: StaticStep
+    ) -> Batch:
+        """Lay out decodes and rows of padding, with tensors of fixed shapes and addresses.
+
+        Args:
+            items: decodes of sequences that attend to no image, ordered from short to long ones.
+            states: of their sequences.
+            static: holds the tensors.
+        """
+        decodes, _, ends = _flatten(items, states)
+        uploads, num_padding = static.uploads, static.shape.num_rows - len(decodes)
+        padding = NewTokens(0, np.array([self._context.cache.padding_slot]))
+        step = self._step(decodes, [], uploads, [padding] * num_padding, static.table_blocks)
+        ids, positions, rows, marks = self._arrays(items, decodes, ends)
+        num_wanted = len(rows)
+        rows = np.pad(rows, (0, static.shape.num_rows - num_wanted))
+        marks = np.pad(marks, (0, num_padding), constant_values=self._non_finite.padding)
+        ids, positions = (
+            np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, num_padding)])
+            for array in (ids, positions)
+        )
+        on_device = [uploads.add(array) for array in (ids, positions, rows, marks)]
+        static.note_shapes()
+        uploads.send()
+        arguments = partial(self._plain_arguments, *on_device[:2])
+        return Batch(arguments, step, on_device[2][:num_wanted], on_device[3])
+
+    def _arrays(
+        self, items: Seq[WorkItem], segments: list[Segment], ends: dict[SequenceView, int]
+    ) -> list[np.ndarray]:
+        """Return ids ``[1, tokens]``, positions, wanted rows and marks of tokens."""
         ids = [token_id for segment in segments for token_id in segment.token_ids]
         marks = [self._non_finite.index(segment.sequence) for segment in segments]
         rows = [
@@ -126,25 +171,16 @@ class Batcher:
             for item in items
             for row in range(ends[item.sequence] - item.num_rows, ends[item.sequence])
         ]
-        visual = _visual_mask(segments)
-        on_device = {
-            "ids": uploads.add(np.array([ids])),
-            "positions": uploads.add(_positions(segments)),
-            "rows": uploads.add(np.array(rows, dtype=np.int64)),
-            "marks": uploads.add(np.repeat(marks, [segment.num_tokens for segment in segments])),
-        }
-        visual_mask = None if visual is None else uploads.add(visual.astype(np.int64))
-        cross_attention = self._cross_attention(segments, uploads)
-        uploads.send()
-        inputs = self._inputs(segments, on_device["ids"], visual_mask)
-        more = {} if cross_attention is None else cross_attention.arguments()
-        return Batch(
-            arguments={**inputs, "position_ids": on_device["positions"], **more},
-            step=step,
-            rows=on_device["rows"],
-            marks=on_device["marks"],
-            cross_attention=cross_attention,
-        )
+        return [
+            np.array([ids]),
+            _positions(segments),
+            np.array(rows, dtype=np.int64),
+            np.repeat(marks, [segment.num_tokens for segment in segments]),
+        ]
+
+    def _plain_arguments(self, ids: torch.Tensor, positions: torch.Tensor) -> dict[str, Any]:
+        """Return the decoder's arguments for tokens that are no slots of images."""
+        return {"input_ids": ids, "position_ids": positions, **self._reader.expert_types(ids)}
 
     def _cross_attention(
         self, segments: list[Segment], uploads: Uploads
@@ -163,13 +199,21 @@ class Batcher:
         blocks = np.array(self._pool.blocks(sequence)[: -(-stop // size)], dtype=np.int64)
         return (blocks[:, None] * size + self._block_offsets).reshape(-1)[:stop]
 
-    def _step(self, decodes: list[Segment], chunks: list[Segment], uploads: Uploads) -> Step:
+    def _step(
+        self,
+        decodes: list[Segment],
+        chunks: list[Segment],
+        uploads: Uploads,
+        padding: Seq[NewTokens] = (),
+        table_blocks: int = 0,
+    ) -> Step:
         tokens = step_tokens(
-            map(self._source, decodes),
+            [*map(self._source, decodes), *padding],
             map(self._source, chunks),
             self._pool.block_tokens,
             self._context.cache.zero_slot,
             uploads,
+            table_blocks,
         )
         step = Step(tokens, self._context.backend)
         step.plan(self._context.kinds, uploads)

@@ -4,6 +4,7 @@ Selects no work items and samples no tokens.
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +16,10 @@ from vlmkit_torch.cache.recurrent_states import RecurrentStates
 from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine.batch import Batch, Batcher, PromptState
+from vlmkit_torch.engine.cuda_graphs import CudaGraphs
 from vlmkit_torch.engine.non_finite import NonFiniteTracker
 from vlmkit_torch.engine.packing import Packing
+from vlmkit_torch.engine.static_steps import StaticSteps
 from vlmkit_torch.engine.step_size import StepSize
 from vlmkit_torch.model.views import Views
 from vlmkit_torch.prompts.layout import Layout
@@ -28,6 +31,7 @@ class ModelRunner:
     Attributes:
         states: what is known of the prompt of each sequence that was computed.
         recurrent: states of recurrent layers; None for other models.
+        graphs: repeats decode steps; None if they must not be.
 
     Args:
         views: of the model.
@@ -36,6 +40,7 @@ class ModelRunner:
         cross_attention: the cross-attention layers; None for other models.
         recurrent: states of recurrent layers; None for other models.
         non_finite: marks sequences with values that are not finite; None if no prefix is shared.
+        static_steps: of decodes, which are repeated as CUDA graphs; None if they must not be.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class ModelRunner:
         cross_attention: CrossAttentionLayers | None,
         recurrent: RecurrentStates | None,
         non_finite: NonFiniteTracker | None,
+        static_steps: StaticSteps | None = None,
     ) -> None:
         self.states: dict[SequenceView, PromptState] = {}
         self._views = views
@@ -57,6 +63,9 @@ class ModelRunner:
         self._non_finite = non_finite
         self._step_size = StepSize(context.cache.device)
         self._packing: Packing | None = None
+        self.graphs: CudaGraphs | None = None
+        if static_steps is not None:
+            self.graphs = CudaGraphs(context.cache.device, static_steps, self._decode)
 
     def run(self, items: Seq[WorkItem]) -> StepOutput:
         """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`."""
@@ -100,6 +109,8 @@ class ModelRunner:
             self.recurrent.clear()
         self.states.clear()
         self._packing = None
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def _rows(
         self, items: Seq[WorkItem], hidden: dict[SequenceView, torch.Tensor], output: str
@@ -125,18 +136,7 @@ class ModelRunner:
 
     def _compute(self, items: list[WorkItem]) -> dict[SequenceView, torch.Tensor]:
         """Run one forward pass; return the last hidden states of each item that wants rows."""
-        batch = self._batcher.build(items, self.states)
-        arguments = batch.arguments
-        owners, starts = [item.sequence for item in items], [item.start for item in items]
-        if self.recurrent is not None:
-            self.recurrent.load(owners, starts)
-            if len(items) > 1:  # [1, batch] to [batch, 1], positions with axes likewise
-                arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
-        hidden = self._decode(arguments, batch)
-        if batch.cross_attention is not None:
-            batch.cross_attention.finish()
-        if self.recurrent is not None:
-            self.recurrent.save(owners, starts, [item.stop for item in items])
+        hidden, batch = self._hidden(items)
         hidden = hidden.reshape(-1, hidden.shape[-1])
         if self._non_finite is not None:
             self._non_finite.record(hidden, batch.marks)
@@ -145,8 +145,34 @@ class ModelRunner:
         rows = torch.split(hidden[batch.rows], [item.num_rows for item in wanted])
         return dict(zip((item.sequence for item in wanted), rows, strict=True))
 
-    def _decode(self, arguments: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """Return the decoder's hidden states."""
+    def _hidden(self, items: list[WorkItem]) -> tuple[torch.Tensor, Batch]:
+        """Return the last hidden states of all tokens of a pass, and how it was laid out."""
+        if self.graphs is not None and all(map(_is_decode, items)):
+            num_axes = max(self.states[item.sequence].layout.num_axes for item in items)
+            if (static := self.graphs.steps.step_for(items, num_axes)) is not None:
+                build = partial(self._batcher.build_static, items, self.states, static)
+                return self.graphs.run(static, build)
+        batch = self._batcher.build(items, self.states)
+        owners, starts = [item.sequence for item in items], [item.start for item in items]
+        if self.recurrent is not None:
+            self.recurrent.load(owners, starts)
+        hidden = self._decode(batch, in_column=self.recurrent is not None and len(items) > 1)
+        if batch.cross_attention is not None:
+            batch.cross_attention.finish()
+        if self.recurrent is not None:
+            self.recurrent.save(owners, starts, [item.stop for item in items])
+        return hidden, batch
+
+    def _decode(self, batch: Batch, *, in_column: bool = False) -> torch.Tensor:
+        """Return the decoder's hidden states.
+
+        Args:
+            batch: of the pass.
+            in_column: whether to pass one token of each sequence as ``[batch, 1]``.
+        """
+        arguments = batch.arguments()
+        if in_column:  # positions with axes likewise
+            arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
         self._context.step = batch.step
         if self._cross_attention is not None:
             self._cross_attention.step = batch.cross_attention

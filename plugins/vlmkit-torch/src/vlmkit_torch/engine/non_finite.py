@@ -12,13 +12,18 @@ from vlmkit.interfaces.view import SequenceView
 class NonFiniteTracker:
     """Marks admitted sequences whose hidden states had values that are not finite.
 
+    Attributes:
+        padding: index of a mark that no sequence has.
+
     Args:
         max_sequences: most sequences at once.
         device: that computes them.
     """
 
     def __init__(self, max_sequences: int, device: torch.device) -> None:
-        self._marks = torch.zeros(max_sequences, device=device)  # once not a number, it stays so
+        self.padding = max_sequences
+        # Once a mark is not a number, it stays so.
+        self._marks = torch.zeros(max_sequences + 1, device=device)
         self._index_of: dict[SequenceView, int] = {}
         self._free = list(range(max_sequences))
 

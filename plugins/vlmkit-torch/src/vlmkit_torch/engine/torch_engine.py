@@ -37,6 +37,7 @@ from vlmkit_torch.engine import capacity, packing
 from vlmkit_torch.engine.batch import Batcher
 from vlmkit_torch.engine.cache_manager import CacheManager
 from vlmkit_torch.engine.model_runner import ModelRunner
+from vlmkit_torch.engine.static_steps import StaticSteps
 from vlmkit_torch.interfaces.torch_attention import AttentionNeeds
 from vlmkit_torch.loading.decompression import exact_activations
 from vlmkit_torch.loading.weights import LoadedModel, shared_model
@@ -117,6 +118,9 @@ class TorchEngine:
             )
         )
         non_finite = self._cache.non_finite
+        static_steps = None
+        if settings.cuda_graphs and device.type == "cuda" and recurrent is None and spec is None:
+            static_steps = StaticSteps(self._limits, block_tokens, device, context.backend)
         self._runner = ModelRunner(
             views,
             Batcher(pool, self._reader, context, non_finite, images),
@@ -124,6 +128,7 @@ class TorchEngine:
             cross_attention=cross_attention,
             recurrent=recurrent,
             non_finite=non_finite if shares else None,
+            static_steps=static_steps,
         )
 
     @property
@@ -218,6 +223,11 @@ class TorchEngine:
     def move(self, sequence: SequenceView, offset: int) -> None:
         """Shift the positions of an admitted sequence's answer by ``offset`` tokens."""
         self._runner.move(sequence, offset)
+
+    @property
+    def num_graph_replays(self) -> int:
+        """Steps that a CUDA graph computed."""
+        return 0 if self._runner.graphs is None else self._runner.graphs.num_replays
 
     @property
     def foreign_backend(self) -> str | None:

@@ -37,6 +37,10 @@ class AttentionCapabilities:
             other both ways (Gemma 3, PaliGemma). See ``NewTokens.views``.
         int8_cache: whether the cache may have 8 bits: ``AttentionCall.pools`` are then an
             ``Int8Pools``.
+        fixed_shapes: whether it keeps the rule of ``StepTokens.table_blocks``, so that steps can be
+            repeated as CUDA graphs.
+        reads_in_place: whether each sequence is read alone, so that padding of ``block_table``
+            costs little.
     """
 
     devices: frozenset[str] | None = None
@@ -49,6 +53,8 @@ class AttentionCapabilities:
     sinks: bool = False
     image_spans: bool = False
     int8_cache: bool = False
+    fixed_shapes: bool = False
+    reads_in_place: bool = False
 
     def missing(self, needs: "AttentionNeeds") -> Iterator[str]:
         """Yield what a model needs beyond these, as phrases such as ``attention sinks``."""

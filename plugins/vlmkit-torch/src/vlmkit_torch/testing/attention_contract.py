@@ -20,6 +20,7 @@ from vlmkit_torch.testing.attention_case import (
     AttentionCase,
     LateUploads,
     Part,
+    form_of,
     needs_of,
     plain_layer,
     tensors_of,
@@ -27,6 +28,7 @@ from vlmkit_torch.testing.attention_case import (
 
 DECODES = tuple(Part(first, 1) for first in (1, BLOCK_TOKENS - 1, BLOCK_TOKENS, 17))
 CHUNKS = (Part(0, 1), Part(0, 11), Part(3, 6), Part(BLOCK_TOKENS, 2 * BLOCK_TOKENS))
+TABLE_BLOCKS = 16  # more than sequences need, and a power of two
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
 
@@ -218,7 +220,41 @@ class TorchAttentionContract:
             pool[case.new_slots] = earlier[case.new_slots]
             assert torch.equal(pool, earlier), "no other slot is written"
 
+    def test_padding_of_the_block_table_changes_no_row(self) -> None:
+        """If it states ``fixed_shapes``; rows of padding have one token."""
+        self._needs_capability("fixed_shapes")
+        parts = (*DECODES, Part(0, 1), Part(0, 1))
+        for kind in self._kinds():
+            layer = replace(self._layer(), kind=kind)
+            case = self._case(layer, parts, len(parts), stale=torch.nan)
+            case.widen(TABLE_BLOCKS)
+            self._compare(case.run(self._prepared(case.layer)), case)
+
+    def test_plans_of_equal_shapes_differ_in_arrays_alone(self) -> None:
+        """If it states ``fixed_shapes``; a CUDA graph repeats all other values of the first."""
+        self._needs_capability("fixed_shapes")
+        lengths = ((1, 2, 3), (40, 9, 17), (63, 60, 61))
+        for kind in self._kinds():
+            backend = self._prepared(replace(self._layer(), kind=kind))
+            forms = []
+            for firsts in lengths:
+                parts = [Part(first, 1) for first in firsts]
+                case = self._case(replace(self._layer(), kind=kind), parts, len(parts))
+                case.widen(TABLE_BLOCKS)
+                forms.append(form_of(backend.plan(case.tokens, kind, case.uploads)))
+            assert all(form == forms[0] for form in forms), "no shape and no number may differ"
+
     # Helpers.
+
+    def _kinds(self) -> list[LayerKind]:
+        """Return the kinds of layers that it supports."""
+        stated = self.make().capabilities
+        kinds = [LayerKind("full_attention")]
+        if stated.sliding_windows:
+            kinds.append(LayerKind("sliding_attention", window=6))
+        if stated.chunked_attention:
+            kinds.append(LayerKind("chunked_attention", section=5))
+        return kinds
 
     def _agrees(
         self, layer: LayerNeeds, parts: Seq[Part], num_decodes: int = 0, stale: float = 7.0

@@ -113,7 +113,8 @@ class TorchVisionEncoder:
     def _encode_groups(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         features: list[MediaFeatures] = []
         for group in _groups(slots, self._max_batch_images):
-            with hardware.exclusive(self._loaded.device):
+            device = self._loaded.device
+            with hardware.exclusive(device), hardware.capture_lock(device):
                 features += self._encode_group(group)
         return features
 

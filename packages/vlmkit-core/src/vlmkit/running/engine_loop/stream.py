@@ -50,13 +50,21 @@ class Wakeups:
 
 
 class Clock:
-    """Records when the stages of one request began and ended; the first time of each counts."""
+    """Records when the stages of one request began and ended; the first time of each counts.
+
+    It reads the time of day once, so that durations stay right when the system's clock is set.
+    """
 
     def __init__(self, prompt_s: float = 0.0) -> None:
         self._prompt_s = prompt_s
         self._began_s = time.time() - prompt_s
         self._submitted = time.perf_counter()
         self._started = self._first_token = self._ended = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """The time in seconds since the epoch."""
+        return self._began_s + self._prompt_s + (time.perf_counter() - self._submitted)
 
     def start(self) -> None:
         """Record the first step."""
@@ -151,7 +159,7 @@ class Channel:
         """Record that the scheduler accepted the request."""
         with self._lock:
             if self._observers is not None and not self._is_accepted:
-                self._observers.notify("accepted", self.facts)
+                self._observers.notify("accepted", self.facts, at_s=self.clock.now_s)
             self._is_accepted = True
             self._wake(wakeups)
 
@@ -181,17 +189,18 @@ class Channel:
         with self._lock:
             self.clock.end()
             if self._observers is not None and not self.is_done:
-                self._observers.notify("failed", self.facts, error)
+                self._observers.notify("failed", self.facts, error, at_s=self.clock.now_s)
             self._error = self._error or error
             self._wake(wakeups)
 
     def _tell(self, observers: ObserverDispatch, chunk: Chunk) -> None:
+        at_s = self.clock.now_s
         if chunk.samples and self.completion_tokens == len(chunk.samples):
-            observers.notify("first_token", self.facts)
-        observers.notify("tokens", self.facts, chunk)
+            observers.notify("first_token", self.facts, at_s=at_s)
+        observers.notify("tokens", self.facts, chunk, at_s=at_s)
         if not self._num_open:
             end = RequestEnd(tuple(self._reasons), self.usage, self.timings)
-            observers.notify("finished", self.facts, end)
+            observers.notify("finished", self.facts, end, at_s=at_s)
 
     def _wake(self, wakeups: Wakeups) -> None:
         if not self._has_news():

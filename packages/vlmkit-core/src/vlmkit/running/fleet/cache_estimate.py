@@ -62,13 +62,6 @@ class CacheEstimate:
     def _is_over(self) -> bool:
         return self._num_tokens > self._capacity_tokens or len(self._prefixes) > MAX_ENTRIES
 
-    def clear(self) -> None:
-        """Note that the worker has begun anew."""
-        with self._lock:
-            self._prefixes.clear()
-            self._images.clear()
-            self._num_tokens = 0
-
 
 class TokenSizes:
     """Estimates the tokens of parts of prompts, and learns from the demands of requests."""

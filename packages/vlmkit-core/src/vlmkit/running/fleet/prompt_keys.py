@@ -122,7 +122,7 @@ def _of_text(text: str) -> Iterator[tuple[bytes, Segment]]:
 
 
 def _of_image(image: Image, options: Any, scope: bytes) -> tuple[bytes, Segment]:
-    digest = hashlib.sha256(image.content).digest() if image.content else image.digest
+    digest = image.file_digest or image.digest
     content = _digest(digest, repr(options).encode())
     return content, Segment(b"", image=_digest(scope, content))
 

@@ -2,8 +2,9 @@
 
 A token that a worker would compute again counts as several that wait. So a conversation stays with
 the worker that holds it, unless the queue there is much longer than elsewhere. Rendezvous hashing
-makes one worker the favourite of each conversation, the same at every gateway, whatever the gateway
-knows. No worker may have far more open requests than the mean.
+makes one worker the favourite of each conversation, the same at every gateway. It decides where
+little is held, and counts more at gateways that do not learn from each other what workers hold. No
+worker may have far more open requests than the mean.
 """
 
 import hashlib
@@ -15,11 +16,12 @@ MAX_LOAD = 1.25
 loads), beside :data:`SPARE_REQUESTS`."""
 SPARE_REQUESTS = 4
 """So many more are allowed, since the numbers of a few requests say little."""
-COMPUTED_WEIGHT = 8
+COMPUTED_WEIGHT = 16
 """What a token that is computed again counts, in tokens that wait. Moving a conversation costs
 cached tokens on two workers, and later moves; `benchmarks/routing_policies.py` compares."""
 MIN_HELD_TOKENS = 64
-"""Fewer tokens, such as the start of every conversation, save nothing."""
+"""Fewer tokens, such as the start of every conversation, save nothing. They count for the favourite
+alone, so that a short conversation about a small image returns to its worker."""
 SEQUENCE_TOKENS = 32
 """What a sequence that generates counts in a queue, in tokens of prompts."""
 
@@ -56,22 +58,32 @@ class Choice:
     reason: str
 
 
-def choose(candidates: Seq[Candidate], affinity: bytes, prompt_tokens: int) -> Choice:
+def choose(
+    candidates: Seq[Candidate],
+    affinity: bytes,
+    prompt_tokens: int,
+    *,
+    are_estimates_shared: bool = True,
+) -> Choice:
     """Return the worker for a request.
 
     Args:
         candidates: the workers that can be reached; at least one.
         affinity: selects the favourite: equal for requests that should meet.
         prompt_tokens: estimated number of tokens of the prompt.
+        are_estimates_shared: whether ``held_tokens`` includes the prompts of other gateways.
+            Without them, the whole prompt counts as saved once more by the favourite, so that
+            gateways agree; with them, at most :data:`MIN_HELD_TOKENS` of it.
     """
     places = [i for i, each in enumerate(candidates) if not each.is_full]
     places = places or list(range(len(candidates)))
     weights = {i: rendezvous_weight(affinity, candidates[i].name) for i in places}
     favourite = max(places, key=weights.__getitem__)
+    bonus = min(prompt_tokens, MIN_HELD_TOKENS) if are_estimates_shared else prompt_tokens
 
     def score(place: int) -> tuple[int, bytes]:
         candidate = candidates[place]
-        saved = _held(candidate, prompt_tokens) + (prompt_tokens if place == favourite else 0)
+        saved = _held(candidate, prompt_tokens) + (bonus if place == favourite else 0)
         return COMPUTED_WEIGHT * saved - candidate.queue_tokens, weights[place]
 
     best = max(places, key=score)

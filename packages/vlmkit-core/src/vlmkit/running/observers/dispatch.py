@@ -62,10 +62,16 @@ class ObserverDispatch:
         """Return whether any observer handles an event."""
         return bool(self._by_event[event])
 
-    def notify(self, event: Event, *facts: object) -> None:
-        """Queue an event for all observers that handle it; the facts must not change any more."""
+    def notify(self, event: Event, *facts: object, at_s: float | None = None) -> None:
+        """Queue an event for all observers that handle it; the facts must not change any more.
+
+        Args:
+            event: its name.
+            facts: what the observers get.
+            at_s: when it happened, in seconds since the epoch; now if None.
+        """
         for thread in self._by_event[event]:
-            thread.enqueue(event, facts)
+            thread.enqueue(event, facts, at_s)
 
     def start_cache_events(self) -> None:
         """Send the observers of cache events their first change; the engine emits them now."""
@@ -110,7 +116,7 @@ class _ObserverThread:
         """Return whether the observer overrides the method of an event."""
         return getattr(type(self._observer), event, None) is not getattr(Observer, event)
 
-    def enqueue(self, event: Event, facts: tuple[object, ...]) -> None:
+    def enqueue(self, event: Event, facts: tuple[object, ...], at_s: float | None) -> None:
         if self._is_disabled:
             return
         must_deliver = event in END_EVENTS and facts[0] in self._open_requests
@@ -121,7 +127,7 @@ class _ObserverThread:
             self._open_requests.remove(facts[0])
         elif event == "accepted" and self._tracks_requests:
             self._open_requests.add(facts[0])
-        self._append(event, facts)
+        self._append(event, facts, at_s)
 
     def request_index(self, cache_feed: CacheFeed) -> None:
         """Send the observer the whole index of cache blocks, and then every change."""
@@ -147,8 +153,8 @@ class _ObserverThread:
             log.warning("%s is too slow and drops events", self._name)
         self._num_dropped += 1
 
-    def _append(self, event: Event, facts: tuple[object, ...]) -> None:
-        self._events.append((event, facts, time.time()))
+    def _append(self, event: Event, facts: tuple[object, ...], at_s: float | None = None) -> None:
+        self._events.append((event, facts, time.time() if at_s is None else at_s))
         if not self._has_events.is_set():
             self._has_events.set()
 

@@ -42,7 +42,12 @@ from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import without_ignored
-from vlmkit.running.prompting.prompt_builder import LocalPromptBuilder, PromptBuilder
+from vlmkit.running.prompting.prepared_images import PreparedImages
+from vlmkit.running.prompting.prompt_builder import (
+    LocalPromptBuilder,
+    PromptBuilder,
+    ReusingPromptBuilder,
+)
 from vlmkit.running.prompting.renderers.pool import RendererPromptBuilder
 from vlmkit.running.prompting.request_fields import facts_of
 from vlmkit.running.prompting.request_workers import RequestWorkers
@@ -117,9 +122,11 @@ class Pipeline:
         self._other_models = components.get("other_models")
         self._renderers = renderers = components.get("renderers")
         self._constraint_worker = components.get("constraint_worker")
-        self._workers = RequestWorkers(facts.bounds, 0 if renderers is None else renderers.num)
+        self._images = PreparedImages(facts.bounds.image_cache_bytes)
+        num_renderers = 0 if renderers is None else renderers.num
+        self._workers = RequestWorkers(facts.bounds, num_renderers, self._images)
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
-        self._prompts: PromptBuilder = LocalPromptBuilder(
+        prompts: PromptBuilder = LocalPromptBuilder(
             tokenizer,
             MediaPreparation(loaders, facts, names),
             ImageDecoder(self._workers.workers, num_at_once, facts.bounds.max_decoding_bytes),
@@ -129,7 +136,8 @@ class Pipeline:
             names,
         )
         if renderers is not None:
-            self._prompts = RendererPromptBuilder(self._prompts, renderers)
+            prompts = RendererPromptBuilder(prompts, renderers)
+        self._prompts = ReusingPromptBuilder(prompts, self._images)
         self._preparation = RequestPreparation(
             tokenizer=tokenizer,
             prompts=self._prompts,
@@ -342,10 +350,14 @@ class Pipeline:
             self._loop.num_waiting,
             self._features.num_hits,
             self._features.num_misses,
-            asdict(self._loop.stats) | _counters_of(self._encoder),
+            asdict(self._loop.stats) | self._image_counters() | _counters_of(self._encoder),
             {} if self._observers is None else self._observers.stats(),
             self._engine.num_free_tokens if isinstance(self._engine, CountsRoom) else None,
         )
+
+    def _image_counters(self) -> dict[str, int]:
+        images = self._images
+        return {"num_image_hits": images.num_hits, "num_image_misses": images.num_misses}
 
     def drain(self, timeout_s: float) -> bool:
         """Reject new requests and wait for the present ones; return whether all ended in time."""

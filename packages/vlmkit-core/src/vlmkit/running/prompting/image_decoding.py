@@ -42,7 +42,7 @@ class ImageDecoder:
 
     @contextmanager
     def decoded(self, images: Iterable[Image], lease: DecodeLease) -> Iterator[Mapping[int, Stage]]:
-        """Decode images, and keep their pixels while the context is open.
+        """Decode images, except those that are prepared, and keep their pixels meanwhile.
 
         Args:
             images: the images of one request.
@@ -90,7 +90,8 @@ class _Work:
         self._cancellation = cancellation
         indices: dict[Image, int] = {}
         for index, image in enumerate(images):
-            indices.setdefault(image, index)  # an image that is shown twice is decoded once
+            if image.prepared is None:
+                indices.setdefault(image, index)  # an image that is shown twice is decoded once
         self.left = deque(indices.items())
         self.pixels: list[PIL.Image.Image] = []
         self.stages: dict[int, Stage] = {}

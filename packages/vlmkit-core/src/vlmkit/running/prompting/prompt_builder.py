@@ -20,6 +20,7 @@ from vlmkit.running.prompting.image_decoding import ImageDecoder
 from vlmkit.running.prompting.media import MediaPreparation
 from vlmkit.running.prompting.parameters import check_ids, check_options
 from vlmkit.running.prompting.placed_images import conversation_of, image_slots, texts_between
+from vlmkit.running.prompting.prepared_images import PreparedImages
 from vlmkit.running.prompting.prompt_info import prompt_info
 from vlmkit.running.scheduling.decode_memory import DecodeLease, check_num_pixels, memory_needed
 from vlmkit.settings.pipeline import PipelineSettings
@@ -70,9 +71,29 @@ class PromptBuilder(Protocol):
         """Return a request's prompt; see :class:`LocalPromptBuilder`."""
         ...
 
+
+class ReusingPromptBuilder:
+    """Keeps what is made of images for later prompts.
+
+    Args:
+        prompts: builds the prompts.
+        images: where prepared images are kept.
+    """
+
+    def __init__(self, prompts: PromptBuilder, images: PreparedImages) -> None:
+        self._prompts = prompts
+        self._images = images
+
+    def build(self, request: Request, lease: DecodeLease) -> BuiltPrompt:
+        """Return a request's prompt; arguments and errors are those of the other builder."""
+        made = self._prompts.build(request, lease)
+        prompt = self._images.keep(request, made.prompt, images_of(made.messages))
+        return made._replace(prompt=prompt)
+
     def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
-        """Return the description of a request's prompt; see :class:`LocalPromptBuilder`."""
-        ...
+        """Return the description of a request's prompt; see :meth:`build`."""
+        made = self.build(request, lease)
+        return prompt_info(made.prompt, image_parts_of(made.messages))
 
 
 class LocalPromptBuilder:
@@ -145,11 +166,6 @@ class LocalPromptBuilder:
         if not made.prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
         return made
-
-    def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
-        """Return the description of a request's prompt; see :meth:`build`."""
-        made = self.build(request, lease)
-        return prompt_info(made.prompt, image_parts_of(made.messages))
 
     def _from_conversation(
         self, opened: Opened, request: Request, lease: DecodeLease

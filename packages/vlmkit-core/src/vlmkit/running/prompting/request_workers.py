@@ -24,6 +24,7 @@ import msgspec
 from vlmkit.errors import RequestCancelled
 from vlmkit.image_files.file_type import is_image
 from vlmkit.running.faults.engine_errors import closing_error
+from vlmkit.running.prompting.prepared_images import LARGE_BYTES, PreparedImages
 from vlmkit.running.scheduling.decode_memory import (
     DecodeLease,
     DecodeMemoryLimiter,
@@ -50,13 +51,16 @@ class RequestWorkers:
     Args:
         bounds: the settings of the pipeline.
         num_renderers: the number of renderers; one more thread waits for each.
+        images: the images that earlier requests prepared; these need no memory.
 
     Attributes:
         workers: threads for requests with images or long texts.
         is_closed: whether the workers accept no more requests.
     """
 
-    def __init__(self, bounds: PipelineSettings, num_renderers: int) -> None:
+    def __init__(
+        self, bounds: PipelineSettings, num_renderers: int, images: PreparedImages
+    ) -> None:
         num_workers = bounds.num_workers + num_renderers
         max_running = max(1, num_workers - 1)  # one thread is reserved for other tenants
         self.workers = FairExecutor(num_workers, "vlmkit-prompt", max_running)
@@ -69,6 +73,7 @@ class RequestWorkers:
             bounds.max_decoding_bytes, bounds.max_prepared_bytes
         )
         self._bounds = bounds
+        self._images = images
         self._timeout_s = bounds.prepare_timeout_s
         self._leases: set[DecodeLease] = set()
 
@@ -80,6 +85,7 @@ class RequestWorkers:
             OutOfMemory: the memory is not granted in time.
             EngineError: the workers were closed meanwhile.
         """
+        request = self._images.known(request)
         num_bytes = self._first_bytes(request)
         lease = self._decode_memory.lease(_tenant(request), 0)
         self._leases.add(lease)
@@ -116,6 +122,10 @@ class RequestWorkers:
             OutOfMemory: the memory is not granted in time.
             EngineError: the workers are closed.
         """
+        if self._images.num_unknown_bytes(request) > LARGE_BYTES:
+            request = await asyncio.to_thread(self._images.known, request)
+        else:
+            request = self._images.known(request)
         workers, num_bytes = self._workers_for(request)
         lease = self._decode_memory.lease(
             _tenant(request), 0 if workers is self._file_workers else num_bytes

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,6 +14,7 @@ from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.running.engine_loop.stream import Channel, Stream, Wakeups
 from vlmkit.running.observers.dispatch import ObserverDispatch
+from vlmkit.running.remote_runner.clock_offset import offset_of, shifted
 from vlmkit.running.remote_runner.connection import Connection
 from vlmkit.running.remote_runner.messages import (
     Abort,
@@ -33,6 +35,12 @@ OTHER_CHOICE = "its stream has a choice that was not requested"
 class RemoteChannel(Channel):
     """A channel whose usage and timings come from another process.
 
+    Args:
+        facts: facts about the request.
+        accepted: what the process reported first.
+        elapsed_s: the time since the request was sent.
+        max_unread_tokens, observers: see :class:`vlmkit.running.engine_loop.stream.Channel`.
+
     Attributes:
         reasoning_tokens: reasoning tokens so far.
     """
@@ -41,18 +49,20 @@ class RemoteChannel(Channel):
         self,
         facts: RequestFacts,
         accepted: Accepted,
+        elapsed_s: float,
         *,
         max_unread_tokens: int,
         observers: ObserverDispatch | None,
     ) -> None:
         super().__init__(facts, max_unread_tokens=max_unread_tokens, observers=observers)
+        self._offset_s = offset_of(accepted.timings, elapsed_s)
         self._known_usage = accepted.usage
-        self._known_timings = accepted.timings
+        self._known_timings = shifted(accepted.timings, self._offset_s)
         self.reasoning_tokens = accepted.usage.reasoning_tokens
 
     def learn(self, usage: Usage, timings: Timings) -> None:
         """Take over the usage and the timings of a message."""
-        self._known_usage, self._known_timings = usage, timings
+        self._known_usage, self._known_timings = usage, shifted(timings, self._offset_s)
         self.reasoning_tokens = usage.reasoning_tokens
 
     @property
@@ -71,7 +81,7 @@ class RemoteChannel(Channel):
 
     @property
     def timings(self) -> Timings:
-        """The durations of the request's stages, as last reported."""
+        """The durations of the request's stages, as last reported; times by the clock here."""
         return self._known_timings
 
 
@@ -104,6 +114,7 @@ class OpenRequest:
     ) -> None:
         self.number, self.request, self.ticket = number, request, ticket
         self.is_aborted = False
+        self._sent = time.perf_counter()
         self._admit = admit
         self._settled: asyncio.Future[None] | Future[None] | None = settled
         self._outcome: Stream | BaseException | None = None
@@ -200,6 +211,7 @@ class OpenRequest:
                 trace=request.trace,
             ),
             message,
+            time.perf_counter() - self._sent,
             max_unread_tokens=facts.bounds.max_unread_tokens,
             observers=observers,
         )

@@ -102,7 +102,7 @@ def _choice(row: Row, edits: LogitEdits) -> Choice:
     return Choice(
         is_drawn=is_drawn,
         is_scaled=params.repetition_penalty != 1.0,
-        is_biased=bool(params.sequence_bias),
+        is_biased=bool(params.logit_bias or params.sequence_bias),
         is_plain=not is_drawn and edits.is_plain_at(row.num_output),
         temperature=temperature,
         top_k=params.top_k,

@@ -41,8 +41,11 @@ class LogitEdits:
         banned = {*sequence.banned_ids, *params.suppress_tokens}
         banned |= {ids[0] for ids in params.bad_words_ids if len(ids) == 1} - sequence.eos_ids
         first = frozenset(params.begin_suppress_tokens)
-        offsets = {ids[0]: bias for ids, bias in params.sequence_bias if len(ids) == 1}
-        shifts = dict.fromkeys([*prompt, *waiting, *first, *offsets], 0.0) | params.logit_bias
+        offsets = dict(params.logit_bias)
+        for ids, bias in params.sequence_bias:
+            if len(ids) == 1:
+                offsets[ids[0]] = offsets.get(ids[0], 0.0) + bias
+        shifts = dict.fromkeys([*prompt, *waiting, *first, *offsets], 0.0)
         shifts |= dict.fromkeys(banned, -math.inf)
         self.banned = frozenset(banned)
         self._params = params

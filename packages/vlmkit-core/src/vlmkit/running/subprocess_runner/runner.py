@@ -7,7 +7,7 @@ in a row, or is another model after a restart.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, WorkerLost
 from vlmkit.interfaces.observer import Observer
 from vlmkit.running.remote_runner.messages import Started
 from vlmkit.running.remote_runner.runner import RemoteRunner
@@ -64,11 +64,11 @@ class ChildPeer:
 
     def lost(self, reason: str) -> EngineError:
         """Return the error of a request whose child ended."""
-        return EngineError(f"the process of the model ended ({reason})", hint="try again later")
+        return WorkerLost(f"the process of the model ended ({reason})")
 
     def absent(self) -> EngineError:
         """Return the error of a request while no child runs."""
-        return EngineError("the model is being restarted", hint="try again later")
+        return WorkerLost("the model is being restarted")
 
     def given_up(self, reason: str) -> str:
         """Return why the runner failed for good."""

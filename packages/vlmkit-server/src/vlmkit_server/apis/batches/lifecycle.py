@@ -141,4 +141,4 @@ class BatchLifecycle:
         def forget(on: sqlite3.Connection) -> None:
             on.execute("DELETE FROM batches WHERE ended_at < ?", (now - KEPT_S,))
 
-        await self._run(forget)
+        await self._folder.run_deletion(forget)

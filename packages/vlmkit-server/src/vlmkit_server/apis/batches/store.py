@@ -207,7 +207,7 @@ class BatchStore:
                 (batch_id, owner),
             )
 
-        await self._run(forget)
+        await self.folder.run_deletion(forget)
 
 
 def window(text: str) -> int:

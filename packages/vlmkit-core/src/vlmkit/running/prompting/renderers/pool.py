@@ -13,21 +13,27 @@ import threading
 from collections import deque
 from collections.abc import Sequence as Seq
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from vlmkit.errors import PromptNotMade, VlmkitError
+from vlmkit.errors import ImageError, PromptNotMade, VlmkitError
 from vlmkit.running.faults.engine_errors import closing_error
+from vlmkit.running.prompting.prepared_images import prepared_images, with_prepared
 from vlmkit.running.prompting.prompt_builder import BuiltPrompt, PromptBuilder
-from vlmkit.running.prompting.prompt_info import prompt_info
 from vlmkit.running.prompting.renderers.messages import request_frame
 from vlmkit.running.prompting.renderers.process import Renderer
 from vlmkit.running.prompting.request_workers import is_short
 from vlmkit.running.scheduling.decode_memory import DecodeLease
 from vlmkit.running.scheduling.fair_executor import FairTaskQueue
 from vlmkit.types.media import FilePart, MediaPart
-from vlmkit.types.message import ImagePart, image_parts_of, parts_of
-from vlmkit.types.prompt_tokens import PromptTokens
+from vlmkit.types.message import (
+    ImagePart,
+    Message,
+    TextPart,
+    image_parts_of,
+    images_of,
+    parts_of,
+)
 from vlmkit.types.request import Request
 from vlmkit.wire.buffers import NotSerializable
 from vlmkit.wire.frames import Frame
@@ -248,6 +254,8 @@ class RendererPromptBuilder:
         Raises:
             PromptNotMade: the renderer ended, or none was free in time.
         """
+        if any(image.prepared for image in images_of(request.messages)):
+            return self._with_prepared_images(request, lease)
         has_media = _has_media(request)
         if not has_media and (is_short(request) or not self._pool.has_free):
             return self._local.build(request, lease)
@@ -257,10 +265,29 @@ class RendererPromptBuilder:
             return self._local.build(request, lease)
         return self._pool.build(frame, lease)
 
-    def tokens(self, request: Request, lease: DecodeLease) -> PromptTokens:
-        """Return the description of a request's prompt; see :meth:`build`."""
-        made = self.build(request, lease)
-        return prompt_info(made.prompt, image_parts_of(made.messages))
+    def _with_prepared_images(self, request: Request, lease: DecodeLease) -> BuiltPrompt:
+        """Return the prompt of a request with prepared images; a renderer prepares the others."""
+        parts = list(image_parts_of(request.messages))
+        places = [i for i, part in enumerate(parts) if part.image.prepared is None]
+        if not places:
+            return self._local.build(request, lease)
+        question = Message("user", (*(parts[i] for i in places), TextPart("?")))
+        try:
+            made = self._pool.build(request_frame(Request(messages=[question])), lease)
+        except ImageError as error:
+            if error.index is not None:
+                error.index = places[error.index]
+            raise
+        prepared = [part.image.prepared for part in parts]
+        others = prepared_images(made.prompt, images_of(made.messages))
+        for place, other in zip(places, others, strict=True):
+            prepared[place] = other
+        if not all(prepared):
+            raise PromptNotMade("the tokenizer can use only some images again")
+        messages = with_prepared(request.messages, prepared)
+        built = self._local.build(replace(request, messages=messages), lease)
+        decodes = {places[number]: stage for number, stage in made.decodes.items()}
+        return built._replace(decodes=decodes)
 
 
 def _has_media(request: Request) -> bool:

@@ -1,51 +1,64 @@
-"""Engine and tokenizer keep vlmkit's contracts, and the packaged model answers."""
+"""The engine keeps vlmkit's contract, and answers for the model ``mock``."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import pytest
 
 import vlmkit
-from vlmkit.errors import CheckpointError
+from vlmkit.errors import EngineError
 from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.interfaces.sequence import Sequence
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.types.image import Image
 from vlmkit.types.message import Message
-from vlmkit_testing import EngineContract, ModelContract, TokenizerContract
-from vlmkit_yourname import plugin
-from vlmkit_yourname.engine import BytePairEngine, lines_of
-from vlmkit_yourname.settings import BytePairSettings
-from vlmkit_yourname.tokenizer import ByteTokenizer
+from vlmkit.types.sampling import SamplingParams
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import EngineContract
+from vlmkit_yourname.engine import AttentionEngine
+from vlmkit_yourname.settings import AttentionSettings
 
 
-class TestModel(ModelContract):
-    plugin = plugin
-    name = "yourname"
+def picture(seed: int) -> Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.open(pixels)
 
 
-class TestByteTokenizer(TokenizerContract):
-    takes_images = False
-
-    def make(self) -> Tokenizer:
-        return ByteTokenizer()
-
-    def special_texts(self) -> list[str]:
-        return ["<end>", "<user>", "<answer>"]
+def prompt(text: str, *images: Image) -> Prompt:
+    return MockTokenizer().prompt([Message.of("user", text, images)])
 
 
-class TestBytePairEngine(EngineContract):
+class TestAttentionEngine(EngineContract):
     def make(self) -> Engine:
-        return BytePairEngine(["to be or not"], BytePairSettings(capacity_tokens=512))
+        return AttentionEngine(AttentionSettings(capacity_tokens=512))
 
     def prompts(self) -> list[Prompt]:
-        texts = ["to", "to be", "a prompt of more than two blocks"]
-        return [ByteTokenizer().prompt([Message.of("user", text)]) for text in texts]
+        return [
+            prompt("to be"),
+            prompt("a prompt of more than two blocks"),
+            prompt("two pictures", picture(0), picture(1)),
+        ]
+
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        return dict(enumerate(MockVisionEncoder().encode(prompt.media)))
+
+    def twins(self) -> tuple[Prompt, Prompt]:
+        return prompt("look", picture(2)), prompt("look", picture(3))
 
 
-def test_the_packaged_model_answers_as_its_lines_say() -> None:
-    with vlmkit.load("yourname") as model:
-        assert model.generate("hello").text == "hi cat!"
+def test_the_model_answers_by_this_engine() -> None:
+    params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+    with vlmkit.load("mock", engine={"use": "yourname"}) as model:
+        request = model.request("hello", images=[picture(0)], **params)
+        assert model.submit(request).result().usage.completion_tokens == 8
 
 
-def test_a_model_without_lines_is_refused() -> None:
-    folder = vlmkit.fetch("yourname").path.parent
-    with pytest.raises(CheckpointError, match="must have 'lines'"):
-        lines_of(Checkpoint("empty", folder))
+def test_an_image_without_features_is_an_error() -> None:
+    engine, shown = AttentionEngine(), prompt("look", picture(0))
+    sequence = Sequence("1", shown, SamplingParams())
+    assert engine.admit(sequence) is not None
+    with pytest.raises(EngineError, match="image 0 of a prompt has no features"):
+        engine.forward([WorkItem(sequence, 0, len(shown), 1)])

@@ -1,54 +1,35 @@
-"""A small model, and what runs it: hooks only, the parts are imported when one of them is built."""
+"""Offers an engine for the packaged model ``mock``; the engine is imported when it is built.
 
-from pathlib import Path
+Say in ``_cannot_serve`` which models yours runs.
+"""
 
 import vlmkit
 from vlmkit.interfaces.engine import Engine
-from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_yourname.settings import BytePairSettings
+from vlmkit_yourname.settings import AttentionSettings
 
 VLMKIT_API = (1, 0)
-NAME = "yourname"
+SERVED = "mock"
 
 
 def _cannot_serve(checkpoint: Checkpoint) -> str | None:
-    return None if checkpoint.model_type == NAME else f"it serves only models of type {NAME!r}"
+    return None if checkpoint.model_type == SERVED else f"it serves only the model {SERVED!r}"
 
 
-def _build_tokenizer(_: BuildContext) -> Tokenizer:
-    from vlmkit_yourname.tokenizer import ByteTokenizer
+def _build(context: BuildContext) -> Engine:
+    from vlmkit_yourname.engine import AttentionEngine
 
-    return ByteTokenizer()
-
-
-def _build_engine(context: BuildContext) -> Engine:
-    from vlmkit_yourname.engine import BytePairEngine, lines_of
-
-    return BytePairEngine(lines_of(context.files), context.settings)
-
-
-@vlmkit.hookimpl
-def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
-    """Offer the model ``yourname``."""
-    folder = Path(__file__).with_name("model")
-    registry.add_packaged(NAME, folder, description="knows three lines by heart")
-
-
-@vlmkit.hookimpl
-def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
-    """Offer ``tokenizer.use = "yourname"``."""
-    registry.add(NAME, _build_tokenizer, cannot_serve=_cannot_serve)
+    return AttentionEngine(context.settings)
 
 
 @vlmkit.hookimpl
 def vlmkit_register_engines(registry: Registry[Engine]) -> None:
     """Offer ``engine.use = "yourname"``."""
     registry.add(
-        NAME,
-        _build_engine,
+        "yourname",
+        _build,
         cannot_serve=_cannot_serve,
-        settings=BytePairSettings,
-        description="knows which byte follows which two",
+        settings=AttentionSettings,
+        description="one layer of attention with random weights",
     )

@@ -1,11 +1,11 @@
-"""What a config can set for the engine. Read before anything is built."""
+"""The settings of the engine, which are read before anything is built."""
 
 from typing import Annotated
 
 import msgspec
 
 
-class BytePairSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section ``[engine]`` beside ``use = "yourname"``.
 
     Attributes:

@@ -119,8 +119,8 @@ class _Worker:
 
 
 def _features(slot: MediaSlot, content: bytes) -> MediaFeatures:
-    """Return features with what the model's engine wants besides: the inputs as they were."""
+    """Return features with what the model's engine wants besides: copies of the inputs."""
     rows: Any = np.frombuffer(bytearray(content), np.float32).reshape(slot.num_features, -1)
-    extra: Any = {name: np.from_dlpack(array) for name, array in slot.inputs.items()}
+    extra: Any = {name: np.array(np.from_dlpack(array)) for name, array in slot.inputs.items()}
     num_bytes = rows.nbytes + sum(array.nbytes for array in extra.values())
     return MediaFeatures(slot.num_features, rows, extra, num_bytes)

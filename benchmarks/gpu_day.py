@@ -1,0 +1,445 @@
+"""Measures vlmkit-torch on a GPU in one command, offline: ``python benchmarks/gpu_day.py``.
+
+It compares answers of ten tiny families with transformers, for each attention backend, with and
+without CUDA graphs. Then it times random weights in the shape of an 8B model, beside the time that
+reading weights and cache takes on this device, and beside ``generate_batch`` of transformers.
+``--size tiny --device cpu`` tries the script itself; its figures say nothing about a GPU.
+"""
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import shapes
+import tables
+import torch
+
+import vlmkit
+from vlmkit.interfaces.prompt import Prompt
+from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
+
+COMMON = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 600,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 64},
+    "qwen2": {},
+    "qwen3": {"head_dim": 64},
+    "qwen3_moe": {"head_dim": 64, **EXPERTS},
+    "mixtral": LOCAL_EXPERTS,
+    "gemma2": {"head_dim": 64, "sliding_window": 64, "query_pre_attn_scalar": 64},
+    "gemma3_text": {"head_dim": 64, "sliding_window": 64, "query_pre_attn_scalar": 64},
+    "gpt_oss": {"head_dim": 64, "sliding_window": 64, **LOCAL_EXPERTS},
+    "phi3": {},
+}
+BACKENDS = ("sdpa", "triton", "varlen")
+PROMPT_TOKENS = (40, 129, 300)
+ANSWER_TOKENS = 12
+NUM_WARM_STEPS = 8
+RAGGED = (32_000, 16_000, 8_000, *[4_000] * 5, *[1_000] * 24, *[200] * 32)
+LOADS: dict[str, dict[str, list[int]]] = {
+    "8b": {
+        "1 of 2,000": [2_000],
+        "8 of 2,000": [2_000] * 8,
+        "64 of 2,000": [2_000] * 64,
+        "256 of 2,000": [2_000] * 256,
+        "64 from 200 to 32,000": list(RAGGED),
+    },
+    "tiny": {"1 of 40": [40], "8 of 40": [40] * 8, "4 from 10 to 300": [10, 20, 40, 300]},
+}
+PREFILLS = {"8b": (2_000, 16_000), "tiny": (100,)}
+SHAPE_OF = {"8b": "8b", "tiny": "small"}
+
+
+class Row(EngineSequence):
+    """A sequence whose tokens are a list, so that a long one costs a step nothing."""
+
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
+        """Return the token ids of positions ``[start, stop)``, all of the prompt or after it."""
+        num_prompt = len(self.prompt)
+        if stop <= num_prompt:
+            return self.prompt.token_ids[start:stop]
+        return self.answer[start - num_prompt : stop - num_prompt]
+
+
+def prompt_of(num_tokens: int, seed: int) -> Prompt:
+    """Return a prompt of random tokens."""
+    random = torch.Generator().manual_seed(seed)
+    return Prompt(tuple(torch.randint(10, 500, (num_tokens,), generator=random).tolist()))
+
+
+@contextmanager
+def loaded(folder: Path, **engine: Any) -> Iterator[Any]:
+    """Yield the engine of a model that is loaded for this block."""
+    with vlmkit.load(str(folder), engine={"use": "torch", **engine}) as model:
+        yield model.runner._engine
+
+
+# Answers beside transformers.
+
+
+def parity(folder: Path, device: str, families: Sequence[str]) -> None:
+    """Print errors of logits, beside those that transformers' own rounding makes."""
+    dtypes = ("bfloat16", "float16") if device != "cpu" else ("bfloat16",)
+    rows, reasons = [], dict[str, None]()
+    for name in families:
+        saved = save_tiny(name, FAMILIES[name], folder / name)
+        exact = expected(saved, device, "float32")
+        for dtype in dtypes:
+            own = expected(saved, device, dtype)
+            noise = largest(own, exact)
+            cells = []
+            for way in ways(device):
+                try:
+                    cells.append(compared(saved, device, dtype, noise, exact, *way))
+                except vlmkit.VlmkitError as error:
+                    cells.append("no")
+                    reasons[f"{name}, {way[0]}: {error}"] = None
+            rows.append([name, dtype, f"{noise:.3g}", *cells])
+            print(" ".join(rows[-1]), flush=True)
+    print("\nlargest error of a logit, in errors of transformers in the same precision (about 1)")
+    names = [f"{backend}{', graphs' if graphs else ''}" for backend, graphs in ways(device)]
+    print(tables.markdown(["family", "precision", "transformers' error", *names], rows))
+    print("\n".join(["", *reasons]))
+
+
+def ways(device: str) -> list[tuple[str, bool]]:
+    """Return the backends, each without and with CUDA graphs."""
+    switches = (False, True) if device != "cpu" else (False,)
+    return [(backend, graphs) for backend in BACKENDS for graphs in switches]
+
+
+def save_tiny(name: str, more: dict[str, Any], folder: Path) -> Path:
+    """Save a tiny model of a family."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **COMMON | more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    shapes.tokenizer_of(600, shapes.SPECIAL, shapes.TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+def answers() -> list[tuple[Prompt, list[int]]]:
+    """Return prompts, and the answers that are given to them."""
+    return [
+        (prompt_of(num_tokens, seed), list(range(20 + seed, 20 + seed + ANSWER_TOKENS)))
+        for seed, num_tokens in enumerate(PROMPT_TOKENS)
+    ]
+
+
+def expected(folder: Path, device: str, dtype: str) -> torch.Tensor:
+    """Return transformers' logits ``[answers * tokens, vocab]``, in float64 on the CPU."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+    rows = []
+    with torch.no_grad():
+        for prompt, answer in answers():
+            ids = torch.tensor([[*prompt.token_ids, *answer]], device=device)
+            logits = model(ids, use_cache=False).logits[0, len(prompt.token_ids) :]
+            rows.append(logits.double().cpu())
+    return torch.cat(rows)
+
+
+def compared(
+    folder: Path,
+    device: str,
+    dtype: str,
+    noise: float,
+    exact: torch.Tensor,
+    backend: str,
+    graphs: bool,
+) -> str:
+    """Return the error of an engine beside transformers' rounding.
+
+    Raises:
+        VlmkitError: the backend cannot run here.
+    """
+    settings = {"device": device, "dtype": dtype, "attention": backend, "cuda_graphs": graphs}
+    with loaded(folder, **settings) as engine:
+        rows = engine_logits(engine)
+        replays = "" if engine.num_graph_replays or not graphs else ", no replay"
+    return f"{largest(rows, exact) / noise:.2f}{replays}"
+
+
+def engine_logits(engine: Any) -> torch.Tensor:
+    """Return an engine's logits for the same tokens: read in chunks, answered in one batch."""
+    host = EngineHost(engine)
+    given = answers()
+    sequences = [host.sequence(prompt) for prompt, _ in given]
+    for sequence in sequences:
+        host.admit(sequence)
+        host.prefill(sequence, chunk_tokens=64)
+    steps = []
+    for number in range(ANSWER_TOKENS):
+        items = [
+            host.next_item(sequence, answer[number])
+            for sequence, (_, answer) in zip(sequences, given, strict=True)
+        ]
+        steps.append(torch.from_numpy(host.step(items).copy()).double())
+    for sequence in sequences:
+        engine.release(sequence)
+    return torch.stack(steps, 1).flatten(0, 1)
+
+
+def largest(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference of logits beside the largest logit."""
+    return float((found - wanted).abs().max() / wanted.abs().max())
+
+
+# Time.
+
+
+def bandwidth(device: str) -> float:
+    """Return the bytes that this device reads in a second, by copies of a large tensor."""
+    size = 2**30 if device != "cpu" else 2**26
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = [timed(device, lambda: target.copy_(source)) for _ in range(10)]
+    return 2 * size / statistics.median(times[2:])
+
+
+def timed(device: str, run: Callable[[], Any]) -> float:
+    """Return the seconds of a call, with all that it started on the device."""
+    wait(device)
+    started = time.perf_counter()
+    run()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def wait(device: str) -> None:
+    """Wait until the device has nothing to do."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+class Decoding:
+    """Sequences of one load in an engine, which are decoded together.
+
+    Args:
+        engine: that computes.
+        lengths: tokens of the prompts.
+    """
+
+    def __init__(self, engine: Any, lengths: Sequence[int]) -> None:
+        self.host = EngineHost(engine)
+        self.sequences = [self._begun(length, seed) for seed, length in enumerate(lengths)]
+
+    def step(self) -> list[int]:
+        """Decode one token of each sequence, as a greedy loop does."""
+        items = [self.host.next_item(sequence, 30) for sequence in self.sequences]
+        logits = self.host.engine.forward(items).logits
+        for sequence in self.sequences:
+            sequence.num_done = len(sequence)
+        return logits.argmax(-1).tolist()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(map(len, self.sequences))
+
+    def end(self) -> None:
+        """Release the sequences."""
+        for sequence in self.sequences:
+            self.host.engine.release(sequence)
+
+    def _begun(self, num_tokens: int, seed: int) -> Row:
+        engine, prompt = self.host.engine, prompt_of(num_tokens, seed)
+        sequence = Row(f"row {seed}", prompt, engine.read(prompt), f"{seed}".encode(), {})
+        if self.host.admit(sequence) is None:
+            raise MemoryError(f"there is no room for {num_tokens} tokens")
+        self.host.prefill(sequence)
+        return sequence
+
+
+def decodes(folder: Path, device: str, size: str, num_steps: int) -> None:
+    """Print the time of decode steps, and its share of what reading alone takes."""
+    rate = bandwidth(device)
+    print(f"\nthis device copies {rate / 1e9:.0f} GB/s")
+    rows = []
+    for graphs in (False, True) if device != "cpu" else (False,):
+        with loaded(folder, **engine_settings(device, size, cuda_graphs=graphs)) as engine:
+            weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            for name, lengths in LOADS[size].items():
+                row = decode_row(engine, device, lengths, num_steps, (rate, weights))
+                rows.append([name, "graphs" if graphs else "no graphs", *row])
+                print(" ".join(rows[-1]), flush=True)
+            for num_tokens in PREFILLS[size]:
+                rows.append(prefill_row(engine, device, num_tokens))
+                print(" ".join(rows[-1]), flush=True)
+    columns = ["load", "", "ms", "tokens/s", "share of the limit", "launches", "peak GiB"]
+    print(tables.markdown(columns, rows))
+
+
+def engine_settings(device: str, size: str, **more: Any) -> dict[str, Any]:
+    """Return settings of an engine for the large loads."""
+    settings: dict[str, Any] = {"device": device, "dtype": "bfloat16", "prefix_cache": False}
+    if size == "tiny":
+        settings["cache_tokens"] = 4096
+    return {**settings, "max_sequences": 256, "self_check": False, **more}
+
+
+def decode_row(
+    engine: Any, device: str, lengths: Sequence[int], num_steps: int, limit: tuple[float, int]
+) -> list[str]:
+    """Return the cells of one load."""
+    rate, weight_bytes = limit
+    try:
+        decoding = Decoding(engine, lengths)
+    except MemoryError as error:
+        return [str(error), "", "", "", ""]
+    try:
+        for _ in range(NUM_WARM_STEPS):
+            decoding.step()
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        step_s = statistics.median(timed(device, decoding.step) for _ in range(num_steps))
+        num_bytes = weight_bytes + decoding.num_tokens * engine.needs.token_bytes
+        cells = [f"{1000 * step_s:.3g}", f"{len(lengths) / step_s:.4g}"]
+        cells.append(f"{num_bytes / rate / step_s:.2f}")
+        return [*cells, *device_cells(device, decoding)]
+    finally:
+        decoding.end()
+
+
+def device_cells(device: str, decoding: Decoding) -> list[str]:
+    """Return the launches of one step, and the most memory of the steps before."""
+    if device == "cpu":
+        return ["", ""]
+    from torch.profiler import ProfilerActivity, profile
+
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        decoding.step()
+    launches = sum(e.count for e in seen.key_averages() if "Launch" in e.key)
+    return [str(launches), f"{peak:.1f}"]
+
+
+def prefill_row(engine: Any, device: str, num_tokens: int) -> list[str]:
+    """Return the cells of a prompt that is read alone."""
+    times = []
+    for seed in range(4):
+        host = EngineHost(engine)
+        prompt = prompt_of(num_tokens, 1000 + seed)
+        sequence = Row("prompt", prompt, engine.read(prompt), b"prompt", {})
+        if host.admit(sequence) is None:
+            return [f"prompt of {num_tokens}", "", "no room", "", "", "", ""]
+        times.append(timed(device, lambda s=sequence, h=host: h.prefill(s)))
+        engine.release(sequence)
+    seconds = statistics.median(times[1:])
+    cells = [f"{1000 * seconds:.4g}", f"{num_tokens / seconds:.4g}", "", "", ""]
+    return [f"prompt of {num_tokens}", "", *cells]
+
+
+def growth(folder: Path, device: str, size: str, num_steps: int) -> None:
+    """Print the memory that steps of one sequence leave behind."""
+    with loaded(folder, **engine_settings(device, size)) as engine:
+        decoding = Decoding(engine, [100])
+        (sequence,) = decoding.sequences
+        before = 0
+        for number in range(num_steps):
+            if number == NUM_WARM_STEPS and device != "cpu":
+                before = torch.cuda.memory_allocated()
+            decoding.step()
+            sequence.answer.pop()
+            sequence.num_done = len(sequence)
+            engine.truncate(sequence, len(sequence))
+        after = torch.cuda.memory_allocated() if device != "cpu" else 0
+        decoding.end()
+    print(f"\n{num_steps} steps of one sequence: {(after - before) / 2**20:.2f} MiB more memory")
+
+
+def peers(folder: Path, device: str, size: str, num_tokens: int) -> None:
+    """Print tokens/s of whole answers, ours and those of transformers' ``generate_batch``."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    loads = {name: lengths for name, lengths in LOADS[size].items() if len(lengths) in {1, 8, 64}}
+    ours, theirs = {}, {}
+    with loaded(folder, **engine_settings(device, size)) as engine:
+        for name, lengths in loads.items():
+            ours[name] = timed(device, lambda: decode_all(engine, lengths, num_tokens))  # noqa: B023
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    config = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
+    for name, lengths in loads.items():
+        ids = [list(prompt_of(length, seed).token_ids) for seed, length in enumerate(lengths)]
+        try:
+            theirs[name] = timed(device, lambda: model.generate_batch(ids, config))  # noqa: B023
+        except Exception as error:  # noqa: BLE001 - a peer that fails is a line of the table
+            print(f"generate_batch fails: {type(error).__name__}: {str(error)[:200]}")
+            theirs[name] = float("nan")
+    rows = [
+        [
+            name,
+            *(f"{len(lengths) * num_tokens / each[name]:.4g}" for each in (ours, theirs)),
+            f"{theirs[name] / ours[name]:.2f}",
+        ]
+        for name, lengths in loads.items()
+    ]
+    print(f"\nprompts and answers of {num_tokens} tokens, tokens/s of answers")
+    print(tables.markdown(["load", "vlmkit-torch", "generate_batch", "ratio"], rows))
+
+
+def decode_all(engine: Any, lengths: Sequence[int], num_tokens: int) -> None:
+    """Read prompts and answer each with ``num_tokens``."""
+    decoding = Decoding(engine, lengths)
+    for _ in range(num_tokens):
+        decoding.step()
+    decoding.end()
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=here)
+    parser.add_argument("--size", choices=LOADS, default="8b" if here == "cuda" else "tiny")
+    parser.add_argument("--steps", type=int, default=48, help="decode steps of each load")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer beside peers")
+    parser.add_argument("--growth-steps", type=int, default=2000)
+    parser.add_argument("--parts", nargs="+", default=["parity", "decodes", "growth", "peers"])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    device, size = options.device, options.size
+    if device != "cpu":
+        major, minor = torch.cuda.get_device_capability()
+        print(torch.cuda.get_device_name(), f"compute capability {major}.{minor}")
+    print(f"torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if "parity" in options.parts:
+            parity(folder / "families", device, options.families)
+        if {"decodes", "growth", "peers"} & set(options.parts):
+            with torch.device(device):
+                large = shapes.save(SHAPE_OF[size], folder / "large", "bfloat16")
+        if "decodes" in options.parts:
+            decodes(large, device, size, options.steps)
+        if "growth" in options.parts:
+            growth(large, device, size, options.growth_steps)
+        if "peers" in options.parts:
+            peers(large, device, size, options.tokens)
+
+
+if __name__ == "__main__":
+    main()
