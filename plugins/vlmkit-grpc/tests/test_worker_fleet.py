@@ -354,6 +354,7 @@ class Clients:
     Attributes:
         ends: how often requests ended in each way.
         others: answers that are not those of one process.
+        num_ended: how many requests of each thread ended.
     """
 
     def __init__(self, model, here, num=6):
@@ -363,6 +364,7 @@ class Clients:
         self._is_over = threading.Event()
         self.ends = Counter()
         self.others = []
+        self.num_ended = [0] * num
         self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(num)]
 
     def __enter__(self):
@@ -388,6 +390,12 @@ class Clients:
             else:
                 self.ends[found[0].__name__, found[1].partition(":")[0][:40]] += 1
                 time.sleep(0.01)
+            self.num_ended[number] += 1
+
+    def wait_for_new_requests(self):
+        """Wait until every request that runs now has ended."""
+        before = list(self.num_ended)
+        wait_until(lambda: all(now > then for now, then in zip(self.num_ended, before, strict=True)))
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -407,8 +415,8 @@ def test_no_answer_is_wrong_or_lost_while_workers_die(how, socket_folder):
         for number in range(6):
             place = number % 3
             wait_until(lambda: all(each.is_ready for each in model.runner.runners))
-            before = clients.ends["answered"]
-            wait_until(lambda before=before: clients.ends["answered"] > before + 3)
+            # A request meets one loss alone: after three it would be refused.
+            clients.wait_for_new_requests()
             time.sleep(chance.random() * 0.2)
             if how == "killed":
                 processes[place].kill()
