@@ -395,7 +395,9 @@ class Clients:
     def wait_for_new_requests(self):
         """Wait until every request that runs now has ended."""
         before = list(self.num_ended)
-        wait_until(lambda: all(now > then for now, then in zip(self.num_ended, before, strict=True)))
+        wait_until(
+            lambda: all(now > then for now, then in zip(self.num_ended, before, strict=True))
+        )
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

@@ -50,9 +50,9 @@ class TestAttentionEngine(EngineContract):
 
 
 def test_the_model_answers_by_this_engine() -> None:
-    params = {"max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
     with vlmkit.load("mock", engine={"use": "yourname"}) as model:
-        request = model.request("hello", images=[picture(0)], **params)
+        images = [picture(0)]
+        request = model.request("hello", images=images, max_tokens=8, ignore_eos=True)
         assert model.submit(request).result().usage.completion_tokens == 8
 
 
