@@ -24,9 +24,9 @@ from quantized_checkpoints import (  # noqa: E402
     gguf_families,
     gguf_folders,
 )
-from quantized_checkpoints.gguf_families import FAMILIES  # noqa: E402
+from quantized_checkpoints.gguf_families import FAMILIES, RECURRENT  # noqa: E402
 from quantized_checkpoints.gguf_folders import FILE, Arrays, mutated_headers  # noqa: E402
-from vlmkit_quantized import formats, gguf_names  # noqa: E402
+from vlmkit_quantized import formats, gguf_names, gguf_recurrent  # noqa: E402
 from vlmkit_torch.loading.reading import read_config, read_model  # noqa: E402
 from vlmkit_torch.support import refusal, sizing  # noqa: E402
 
@@ -38,6 +38,7 @@ TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "
 Q_PROJ = "blk.0.attn_q.weight"
 CASES = [
     *((family, "Q8_0", False) for family in FAMILIES),
+    ("lfm2", "Q8_0", False),
     ("llama", "Q4_0", True),
     ("qwen3_moe", "Q4_0", False),
     ("llama", "F16", False),
@@ -107,11 +108,13 @@ def test_answers_of_super_blocks_are_those_of_the_dequantized_weights(
 
 
 def test_every_supported_family_is_compared() -> None:
+    """vlmkit-llama compares answers of Mamba, which vlmkit-torch does not run."""
     assert FAMILIES.keys() == gguf_names.FAMILIES.keys()
+    assert RECURRENT.keys() == gguf_recurrent.RECURRENT.keys()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2"])
 def test_weights_are_exact_and_rounded_once(
     family: str, dtype: str, source: Source, tmp_path: Path
 ) -> None:
@@ -283,7 +286,7 @@ def test_safetensors_beside_a_gguf_file_are_read(saved: Saved, tmp_path: Path) -
 NUM_MUTATED = 60
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2"])
 def test_a_mutated_header_is_rejected_or_has_the_same_weights(
     family: str, source: Source, tmp_path: Path
 ) -> None:

@@ -84,7 +84,23 @@ FAMILIES: dict[str, Made] = {
     "starcoder2": Made("Starcoder2Config", A.STARCODER2, {"sliding_window": None}),
     "nemotron": Made("NemotronConfig", A.NEMOTRON, {"head_dim": 16}),
 }
-TIED = frozenset({"smollm3", "gemma", "gemma2", "gemma3_text", "ernie4_5", "cohere2", "starcoder2"})
+RECURRENT: dict[str, Made] = {
+    "lfm2": Made(
+        "Lfm2Config",
+        A.LFM2,
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16},
+    ),
+    "mamba": Made("MambaConfig", A.MAMBA, {"intermediate_size": 128, "state_size": 8}),
+    "mamba2": Made(
+        "Mamba2Config",
+        A.MAMBA2,
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 16},
+    ),
+}
+"""Families with recurrent layers."""
+TIED = frozenset(
+    {"lfm2", "smollm3", "gemma", "gemma2", "gemma3_text", "ernie4_5", "cohere2", "starcoder2"}
+)
 
 
 def save(family: str, folder: Path, tokenizer: Path, **values: Any) -> None:
@@ -96,7 +112,7 @@ def save(family: str, folder: Path, tokenizer: Path, **values: Any) -> None:
         tokenizer: a folder with the files of a tokenizer.
         values: of its configuration.
     """
-    made = FAMILIES[family]
+    made = (FAMILIES | RECURRENT)[family]
     tokens = transformers.AutoTokenizer.from_pretrained(tokenizer)
     own = {"tie_word_embeddings": family in TIED} | made.values | values
     config = getattr(transformers, made.config)(**text.sizes(tokens, **own))

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from quantized_checkpoints import folders
 from quantized_checkpoints.folders import Quantized, Tensors
-from quantized_checkpoints.gguf_families import FAMILIES, LLAMA_LIKE, PLUS_ONE
+from quantized_checkpoints.gguf_families import FAMILIES, LLAMA_LIKE, PLUS_ONE, RECURRENT
 
 FILE = "model.gguf"
 EXPERT = re.compile(r"experts\.(\d+)\.")
@@ -71,9 +71,10 @@ def make(
     plain = folders.tensors(source)
     if config.tie_word_embeddings or is_tied:
         plain.pop("lm_head.weight", None)
-    arrays, values = converted(plain, family, config, FAMILIES[family].arch, kind)
+    arch = (FAMILIES | RECURRENT)[family].arch
+    arrays, values = converted(plain, family, config, arch, kind)
     change(arrays)
-    write(folder / FILE, FAMILIES[family].arch, fields_of(config) | fields, arrays, more)
+    write(folder / FILE, arch, fields_of(config) | fields, arrays, more)
     folders.write(other, values)
     return Quantized(folder, other, values)
 
@@ -99,6 +100,11 @@ def converted(
         merged = EXPERT.sub("experts.", name)
         kept = stored[merged][0].name if merged in stored else ""
         named = kept or ("F32" if array.ndim == 1 else _type_of(array, next(kinds)))
+        is_recurrent = config.model_type in RECURRENT
+        if is_recurrent and (changed := _of_recurrent(name, array, config)) is not None:
+            stored[name] = [gguf.GGMLQuantizationType.F32, changed]
+            values[name] = weight.float()
+            continue
         type_ = gguf.GGMLQuantizationType[named]
         if family in PLUS_ONE and name.endswith("norm.weight"):
             array = array + np.float32(1)
@@ -112,6 +118,20 @@ def converted(
                 array = in_pairs(array, heads)
         stored.setdefault(EXPERT.sub("experts.", name), [type_]).append(array)
     return dict(_named(arch, config.num_hidden_layers, stored)), values
+
+
+def _of_recurrent(name: str, array: Any, config: Any) -> Any:
+    """Return a weight of a recurrent layer as the converter changes it; None for others."""
+    is_mamba2 = config.model_type == "mamba2"
+    if name.endswith(".A_log"):
+        array = -np.exp(array)
+    if name.endswith((".A_log", ".D")):
+        return array[:, None] if is_mamba2 else array
+    if name.endswith(".mixer.norm.weight"):
+        return array.reshape(config.n_groups, -1)
+    if array.ndim > 2:
+        return array.squeeze(1)
+    return None
 
 
 def quantized(array: np.ndarray[Any, Any], type_: gguf.GGMLQuantizationType) -> Any:
@@ -168,13 +188,16 @@ def in_pairs(rows: Any, heads: int) -> Any:
 def _named(arch: gguf.MODEL_ARCH, num_layers: int, stored: dict[str, list[Any]]) -> Iterator[Any]:
     names = gguf.get_tensor_name_map(arch, num_layers)
     for name, (type_, *arrays) in stored.items():
-        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace(".dt_bias", ".dt_proj.bias")
+        new = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         yield new, (np.stack(arrays) if "experts" in name else arrays[0], type_)
 
 
 def fields_of(config: Any) -> dict[str, Any]:
     """Return the numbers of a decoder, after the architecture."""
+    if config.model_type in RECURRENT:
+        return fields_of_states(config)
     rope = config.rope_parameters
     theta = rope.get("rope_theta") or rope["full_attention"]["rope_theta"]
     epsilon = next(
@@ -196,6 +219,44 @@ def fields_of(config: Any) -> dict[str, Any]:
     }
 
 
+def fields_of_states(config: Any) -> dict[str, Any]:
+    """Return the numbers of a decoder with recurrent layers, after the architecture."""
+    fields = {
+        "block_count": config.num_hidden_layers,
+        "context_length": getattr(config, "max_position_embeddings", 2**20),
+        "embedding_length": config.hidden_size,
+        "vocab_size": config.vocab_size,
+    }
+    if config.model_type == "lfm2":
+        heads = config.num_key_value_heads
+        return fields | {
+            "feed_forward_length": 64,  # as the model rounds 96
+            "attention.head_count": config.num_attention_heads,
+            "attention.head_count_kv": [heads * (kind != "conv") for kind in config.layer_types],
+            "attention.layer_norm_rms_epsilon": config.norm_eps,
+            "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+            "shortconv.l_cache": config.conv_L_cache,
+        }
+    inner, rank = config.intermediate_size, config.time_step_rank
+    groups = {}
+    if config.model_type == "mamba2":
+        inner, rank = config.num_heads * config.head_dim, config.num_heads
+        groups["ssm.group_count"] = config.n_groups
+    return (
+        fields
+        | groups
+        | {
+            "feed_forward_length": 0,
+            "attention.head_count": 0,
+            "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+            "ssm.conv_kernel": config.conv_kernel,
+            "ssm.inner_size": inner,
+            "ssm.state_size": config.state_size,
+            "ssm.time_step_rank": rank,
+        }
+    )
+
+
 def write(
     path: Path,
     arch: gguf.MODEL_ARCH,
@@ -206,8 +267,9 @@ def write(
     """Write a file."""
     architecture = fields.pop("architecture", gguf.MODEL_ARCH_NAMES[arch])
     writer = gguf.GGUFWriter(path, architecture)
+    adds = {float: writer.add_float32, list: writer.add_array}
     for name, value in fields.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add: Any = adds.get(type(value), writer.add_uint32)
         add(f"{architecture}.{name}", value)
     more(writer)
     finish(writer, arrays)

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.torch
 
 Made = Callable[..., Path]
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
+STATES = {"hidden_size": 1024, "num_heads": 32, "head_dim": 64, "state_size": 64}
+"""Sizes of a model with recurrent layers."""
 SETTINGS = {"cache_tokens": 8192, "num_threads": 1, "max_sequences": 8, "max_chunk_tokens": 512}
 CLOSE = 0.15
 
@@ -63,15 +65,19 @@ print(resident() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux states what is resident")
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    ("family", "kind", "more"),
     [
-        ("F16", {}),
-        pytest.param("Q8_0", {"cache_dtype": "f32"}, marks=pytest.mark.slow),
-        pytest.param("Q4_0", {}, marks=pytest.mark.slow),
+        ("llama", "F16", {}),
+        pytest.param("llama", "Q8_0", {"cache_dtype": "f32"}, marks=pytest.mark.slow),
+        pytest.param("llama", "Q4_0", {}, marks=pytest.mark.slow),
+        ("mamba2", "F16", {}),
     ],
 )
-def test_the_memory_of_an_engine_is_planned(kind: str, more: dict[str, str], made: Made) -> None:
-    file, settings = made("llama", kind, **SIZES) / "model.gguf", SETTINGS | more
+def test_the_memory_of_an_engine_is_planned(
+    family: str, kind: str, more: dict[str, str], made: Made
+) -> None:
+    sizes = STATES if family == "mamba2" else SIZES
+    file, settings = made(family, kind, **sizes) / "model.gguf", SETTINGS | more
     done = subprocess.run(
         [sys.executable, "-c", STEPS, str(file), json.dumps(settings)],
         capture_output=True,

@@ -48,6 +48,7 @@ class Model:
         is_partial: whether a part of a head may be rotated.
         has_factors: whether files may have a factor for each rotation.
         norms_experts: whether the shares of experts are divided by their sum; None without experts.
+        has_attention: whether any layer has attention.
     """
 
     model_type: str
@@ -56,6 +57,7 @@ class Model:
     is_partial: bool = False
     has_factors: bool = False
     norms_experts: bool | None = None
+    has_attention: bool = True
 
 
 def config_of(found: Metadata) -> Config:
@@ -70,20 +72,20 @@ def config_of(found: Metadata) -> Config:
             f"supported are {', '.join(MODELS)}"
         )
     _check_neutral(found, model)
-    config = _common(found, model)
+    config = _common(found)
+    if model.has_attention:
+        config |= _attention(found, model, config["hidden_size"])
     config |= {"model_type": model.model_type, "architectures": [model.class_name]}
     return config | model.more(found, config)
 
 
-def _common(found: Metadata, model: Model) -> Config:
+def _common(found: Metadata) -> Config:
+    """Return what every model has."""
     key, tensors = found.of_model, found.file.tensors
-    hidden = found.size(key("embedding_length"))
-    heads, key_heads, head = _heads(found, hidden)
     if "token_embd.weight" not in tensors:
         raise found.error("has no embedding ('token_embd.weight')")
     if (layers := found.size(key("block_count"))) > MAX_LAYERS:
         raise found.error(f"has {layers} layers, and {MAX_LAYERS} are supported")
-    inner, has_experts = key("feed_forward_length"), found.integer(key("expert_count"), 0) > 0
     special = {
         name: found.integer(f"tokenizer.ggml.{stored}")
         for name, stored in SPECIAL.items()
@@ -94,15 +96,24 @@ def _common(found: Metadata, model: Model) -> Config:
         **special,
         "dtype": "bfloat16",  # the precision if float32 does not fit, and of GPUs
         "vocab_size": tensors["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
+        "hidden_size": found.size(key("embedding_length")),
         "num_hidden_layers": layers,
+        "max_position_embeddings": found.size(key("context_length")),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+
+
+def _attention(found: Metadata, model: Model, hidden: int) -> Config:
+    """Return what models with attention have."""
+    key = found.of_model
+    heads, key_heads, head = _heads(found, hidden)
+    inner, has_experts = key("feed_forward_length"), found.integer(key("expert_count"), 0) > 0
+    return {
         "num_attention_heads": heads,
         "num_key_value_heads": key_heads,
         "head_dim": head,
         "intermediate_size": found.integer(inner, 0) if has_experts else found.size(inner),
-        "max_position_embeddings": found.size(key("context_length")),
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in found.file.tensors,
         "rope_parameters": _rope(found, head, model),
     }
 
@@ -115,7 +126,9 @@ def _heads(found: Metadata, hidden: int) -> tuple[int, int, int]:
     """
     key = found.of_model
     heads = found.size(key("attention.head_count"))
-    key_heads = found.size(key("attention.head_count_kv"), heads)
+    listed = found.of_layers(key("attention.head_count_kv"), heads)
+    if not (key_heads := max(listed)) or {*listed} - {0, key_heads}:
+        raise found.error(f"needs one number above zero in {key('attention.head_count_kv')!r}")
     if heads % key_heads:
         raise found.error(
             f"has {heads} heads, which is no multiple of {key_heads} in "
@@ -338,6 +351,51 @@ def _cohere2(found: Metadata, _: Config) -> Config:
     }
 
 
+def _mamba(found: Metadata, config: Config) -> Config:
+    key = found.of_model
+    if found.flag(key("ssm.dt_b_c_rms"), default=False):
+        raise found.error("is of Falcon Mamba, which is not supported")
+    return _convolved(found) | {
+        "intermediate_size": found.size(key("ssm.inner_size")),
+        "state_size": found.size(key("ssm.state_size")),
+        "time_step_rank": found.size(key("ssm.time_step_rank")),
+        "expand": found.size(key("ssm.inner_size")) // config["hidden_size"],
+    }
+
+
+def _mamba2(found: Metadata, config: Config) -> Config:
+    key = found.of_model
+    heads, inner = found.size(key("ssm.time_step_rank")), found.size(key("ssm.inner_size"))
+    if inner % heads:
+        raise found.error(f"has {inner} inner columns, which is no multiple of {heads} heads")
+    return _convolved(found) | {
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "state_size": found.size(key("ssm.state_size")),
+        "n_groups": found.size(key("ssm.group_count")),
+        "expand": inner // config["hidden_size"],
+    }
+
+
+def _convolved(found: Metadata) -> Config:
+    key = found.of_model
+    return {
+        "layer_norm_epsilon": found.real(key("attention.layer_norm_rms_epsilon")),
+        "conv_kernel": found.size(key("ssm.conv_kernel")),
+    }
+
+
+def _lfm2(found: Metadata, _: Config) -> Config:
+    key = found.of_model
+    heads = found.of_layers(key("attention.head_count_kv"))
+    return {
+        "norm_eps": found.real(key("attention.layer_norm_rms_epsilon")),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": found.size(key("shortconv.l_cache")),
+        "layer_types": ["full_attention" if num else "conv" for num in heads],
+    }
+
+
 def _smollm3(found: Metadata, config: Config) -> Config:
     return _rms(found, config) | {"no_rope_layer_interval": 4}
 
@@ -350,6 +408,9 @@ MODELS: Mapping[str, Model] = {
     "glm4": Model("glm4", "Glm4ForCausalLM", _rms, is_partial=True),
     "granite": Model("granite", "GraniteForCausalLM", _granite),
     "llama": Model("llama", "LlamaForCausalLM", _llama, norms_experts=True),
+    "lfm2": Model("lfm2", "Lfm2ForCausalLM", _lfm2),
+    "mamba": Model("mamba", "MambaForCausalLM", _mamba, has_attention=False),
+    "mamba2": Model("mamba2", "Mamba2ForCausalLM", _mamba2, has_attention=False),
     "olmo2": Model("olmo2", "Olmo2ForCausalLM", _olmo2),
     "phi3": Model("phi3", "Phi3ForCausalLM", _phi3, is_partial=True, has_factors=True),
     "qwen2": Model("qwen2", "Qwen2ForCausalLM", _rms),

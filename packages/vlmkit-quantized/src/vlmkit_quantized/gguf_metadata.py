@@ -79,6 +79,20 @@ class Metadata:
             raise self.error(f"needs a number above zero in {key!r}")
         return found
 
+    def of_layers(self, key: str, default: int | None = None) -> list[int]:
+        """Return a number of each layer: an array, or one number for all.
+
+        Raises:
+            FormatError: it is absent and has no default, something else, or of another length.
+        """
+        num = self.size(self.of_model("block_count"))
+        if not isinstance(self.file.fields.get(key), np.ndarray):
+            return [self.integer(key, default)] * num
+        found = self.numbers(key, num)
+        if not all(isinstance(each, int) and 0 <= each <= MAX_INTEGER for each in found):
+            raise self.error(f"needs numbers of 0 to {MAX_INTEGER} in {key!r}")
+        return found
+
     def real(self, key: str, default: float | None = None) -> float:
         """Return a finite number above zero; a field without a default must be there.
 

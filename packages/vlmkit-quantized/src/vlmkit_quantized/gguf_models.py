@@ -4,8 +4,9 @@ A row of ``VISION_MODELS`` per ``model_type`` with images; text models have the 
 :mod:`.gguf_names`. Opens no file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from vlmkit_quantized import gguf_towers as towers
@@ -18,6 +19,7 @@ from vlmkit_quantized.gguf_names import (
     integer_of,
     plain_tensors,
 )
+from vlmkit_quantized.gguf_recurrent import RECURRENT, FieldValues
 from vlmkit_quantized.gguf_towers import Tower
 
 Config = Mapping[str, Any]
@@ -168,20 +170,22 @@ class Decoder:
     """The decoder of a model.
 
     Attributes:
-        family: its family.
+        plain: returns its tensors by ``config.json``.
         config: its fields of ``config.json``.
         architectures: the ``general.architecture`` that its file may have.
         prefix: of the names of its weights.
         head: the name of its head.
         may_have_head: whether a head in the file is read, although the embedding is one.
+        fields: numbers that its file must have, after the architecture.
     """
 
-    family: Family
+    plain: Callable[[Config], dict[str, PlainTensor]]
     config: Config
     architectures: tuple[str, ...]
     prefix: str = "model"
     head: str = "lm_head"
     may_have_head: bool = False
+    fields: FieldValues = field(default_factory=dict)
 
     @property
     def width(self) -> int:
@@ -204,8 +208,7 @@ class Decoder:
         config = self.config
         if self.may_have_head and has_head:
             config = {**config, "tie_word_embeddings": False}
-        found = plain_tensors(Sizes(config, self.family), self.family)
-        return {stored: self._named(plain) for stored, plain in found.items()}
+        return {stored: self._named(plain) for stored, plain in self.plain(config).items()}
 
     def _named(self, plain: PlainTensor) -> PlainTensor:
         whole, _, rest = plain.name.partition(".")
@@ -221,12 +224,24 @@ def decoder_of(config: Config) -> Decoder:
     model_type = str(config.get("model_type", ""))
     if (model := VISION_MODELS.get(model_type)) is not None:
         return _inner_decoder(config, model)
+    if (recurrent := RECURRENT.get(model_type)) is not None:
+        return Decoder(
+            recurrent.tensors,
+            config,
+            (recurrent.architecture,),
+            recurrent.prefix,
+            fields=recurrent.fields(config),
+        )
     if (family := FAMILIES.get(model_type)) is None:
         raise FormatError(
             f"its weights are GGUF, which is not supported for the model_type {model_type!r}; "
-            f"supported are {', '.join(sorted([*FAMILIES, *VISION_MODELS]))}"
+            f"supported are {', '.join(sorted([*FAMILIES, *RECURRENT, *VISION_MODELS]))}"
         )
-    return Decoder(family, config, (family.architecture,))
+    return Decoder(partial(_plain, family), config, (family.architecture,))
+
+
+def _plain(family: Family, config: Config) -> dict[str, PlainTensor]:
+    return plain_tensors(Sizes(config, family), family)
 
 
 def _inner_decoder(config: Config, model: VisionModel) -> Decoder:
@@ -242,7 +257,9 @@ def _inner_decoder(config: Config, model: VisionModel) -> Decoder:
     own["tie_word_embeddings"] = model.is_tied if tied is None else tied
     family = FAMILIES[found.family]
     architectures = found.architectures or (family.architecture,)
-    return Decoder(family, own, architectures, model.prefix, model.head, may_have_head=tied is None)
+    may_have_head = tied is None
+    plain = partial(_plain, family)
+    return Decoder(plain, own, architectures, model.prefix, model.head, may_have_head=may_have_head)
 
 
 def tower_of(config: Config) -> tuple[Tower, Config] | None:

@@ -226,6 +226,8 @@ class PlainTensor:
         num_heads: the number of heads whose rows are in the order of rotated pairs; 0 for none.
         added: what the converter added to the values.
         join: how it is joined with the other tensors of the same name; None if it is the only one.
+        is_log: whether the plain weight is the logarithm of the negated values.
+        stored: the shape in the file, if it is another one.
     """
 
     name: str
@@ -233,6 +235,8 @@ class PlainTensor:
     num_heads: int = 0
     added: int = 0
     join: Join | None = None
+    is_log: bool = False
+    stored: tuple[int, ...] | None = None
 
 
 class Sizes:

@@ -33,6 +33,8 @@ STATED = (
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+    ("attention.layer_norm_rms_epsilon", "norm_eps"),
     ("attention.layer_norm_epsilon", "norm_epsilon"),
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("attention.layer_norm_epsilon", "norm_eps"),
@@ -114,7 +116,20 @@ class GgufWeight:
         if heads := self.plain.num_heads:
             pairs = values.reshape(heads, -1, 2, *self.shape[1:])
             values = pairs.swapaxes(1, 2).reshape(self.shape)
+        if self.plain.is_log:
+            return self._log(values)
         return values - np.float32(self.plain.added) if self.plain.added else values
+
+    def _log(self, values: Floats) -> Floats:
+        """Return the logarithm of negated values.
+
+        Raises:
+            FormatError: one is not below zero.
+        """
+        if not (values < 0).all():
+            raise self._named(FormatError("has numbers that are not below zero"))
+        logarithms: Floats = np.log(-values)
+        return logarithms
 
     def _named(self, error: FormatError) -> FormatError:
         """Return an error with the tensor and its file."""
@@ -349,6 +364,13 @@ def _check_fields(file: GgufFile, decoder: Decoder, whole: Mapping[str, Any], na
                 f"its GGUF file {name!r} has {key} {found:g}, and its config.json has "
                 f"{field} {wanted:g}"
             )
+    for key, value in decoder.fields.items():
+        found = file.fields.get(f"{stated}.{key}")
+        listed = found.tolist() if isinstance(found, np.ndarray) else found
+        if isinstance(listed, bool) or listed != value:
+            raise FormatError(
+                f"its GGUF file {name!r} has {key} {listed}, and its config.json calls for {value}"
+            )
     found, wanted = file.fields.get(f"{stated}.{SECTIONS}"), own.get("mrope_section")
     if isinstance(found, np.ndarray) and isinstance(wanted, list):
         listed = found.tolist()
@@ -368,10 +390,11 @@ def _check_tensors(
             raise FormatError(
                 f"its GGUF file {name!r} has no tensor {stored!r}, which its config.json calls for"
             )
-        if _without_ones(tensor.shape) != _without_ones(plain.shape):
+        shape = plain.stored or plain.shape
+        if _without_ones(tensor.shape) != _without_ones(shape):
             raise FormatError(
                 f"its GGUF file {name!r} has a tensor {stored!r} of shape {list(tensor.shape)}, "
-                f"and its config.json calls for {list(plain.shape)}"
+                f"and its config.json calls for {list(shape)}"
             )
     if unknown := sorted(file.tensors.keys() - expected.keys() - unused):
         raise FormatError(

@@ -18,6 +18,7 @@ from vlmkit_llama.files import ModelFiles, checked_files
 from vlmkit_llama.library import NATIVE_HINT, PACKAGE, lacks_vnni, open_library
 from vlmkit_llama.projector import Projector
 from vlmkit_llama.settings import EncoderSettings, EngineSettings, TokenizerSettings
+from vlmkit_llama.states import StateTable
 from vlmkit_llama.tokenizer import LlamaTokenizer
 from vlmkit_llama.tokenizer_check import compare_tokenizers
 
@@ -26,6 +27,7 @@ BLOCK_TOKENS = 4
 """Tokens that are shared together: few, because a token that is not shared is computed again."""
 CELLS_MULTIPLE = 256  # to which the library rounds up
 VALUE_BYTES = {"f16": 2, "f32": 4}
+STATE_BYTES = 4  # of a number of a recurrent state
 
 
 def build_engine(context: BuildContext) -> LlamaEngine:
@@ -137,14 +139,14 @@ def _engine(
     model: LoadedModel, settings: EngineSettings, longest: int, num_tokens: int
 ) -> LlamaEngine:
     threads = settings.num_threads or num_cores()
-    num_ids = num_sequence_ids(settings)
-    cache = Context(model, settings, num_tokens + PIECE_TOKENS, num_ids, threads)
-    num_blocks = (cache.num_tokens - PIECE_TOKENS) // BLOCK_TOKENS
+    spare = spare_tokens(is_recurrent=model.is_recurrent)
+    num_ids = num_sequence_ids(settings, is_recurrent=model.is_recurrent)
+    cache = Context(model, settings, num_tokens + spare, num_ids, threads)
+    num_blocks = (cache.num_tokens - spare) // BLOCK_TOKENS
     # The library reuses cells that the window of their sequence has left, even if others need them.
-    keeps_all = not model.has_windows
+    keeps_all = not model.has_windows and not model.is_recurrent
     # All tokens of an image have one position in time there, so its blocks could not be copied.
     shares = settings.prefix_cache and keeps_all and not model.has_axes
-    pool = BlockPool(num_blocks, BLOCK_TOKENS, shares_prefixes=shares)
     capacity = num_blocks * BLOCK_TOKENS
     max_chunk = min(settings.max_chunk_tokens, cache.max_batch_tokens)
     limits = EngineLimits(
@@ -153,20 +155,37 @@ def _engine(
         max_sequences=settings.max_sequences,
         capacity_tokens=capacity,
         max_chunk_tokens=max_chunk,
-        mixes_prefill_and_decode=True,
+        # The library computes sequences with recurrent layers together if they have as many tokens.
+        mixes_prefill_and_decode=not model.is_recurrent,
         prefix_block_tokens=BLOCK_TOKENS if shares else 0,
         max_item_rows=max_chunk,
         max_draft_tokens=max_chunk - 1 if keeps_all else 0,
         hidden_size=model.hidden_size,
         precision=model.description,
     )
+    if model.is_recurrent:
+        states = StateTable(cache, capacity, settings.max_sequences)
+        return LlamaEngine(model, cache, states, limits)
+    pool = BlockPool(num_blocks, BLOCK_TOKENS, shares_prefixes=shares)
     cells = CellTable(pool, cache, settings.max_sequences)
     return LlamaEngine(model, cache, cells, limits)
 
 
-def num_sequence_ids(settings: EngineSettings) -> int:
+def num_sequence_ids(settings: EngineSettings, *, is_recurrent: bool) -> int:
     """Return the ids of the library that an engine uses."""
+    if is_recurrent:
+        return 2 * settings.max_sequences  # for the states before the last step
     return settings.max_sequences + 1  # for saved prefixes that are restored
+
+
+def spare_tokens(*, is_recurrent: bool) -> int:
+    """Return for how many tokens the cache has cells beside those of sequences."""
+    return 0 if is_recurrent else PIECE_TOKENS
+
+
+def states_bytes(settings: EngineSettings, files: ModelFiles) -> int:
+    """Return the memory of recurrent states: two for each sequence."""
+    return 2 * settings.max_sequences * files.state_values * STATE_BYTES
 
 
 def cache_sizes(settings: EngineSettings, files: ModelFiles) -> tuple[int, int]:
@@ -184,11 +203,27 @@ def cache_sizes(settings: EngineSettings, files: ModelFiles) -> tuple[int, int]:
         )
     longest = settings.max_sequence_tokens or files.trained_tokens
     token_bytes = files.token_values * VALUE_BYTES[settings.cache_dtype]
-    room = settings.cache_tokens or int(settings.cache_gib * GIB) // token_bytes
-    room = min(room, settings.max_sequences * (longest + BLOCK_TOKENS))
+    most = settings.max_sequences * (longest + BLOCK_TOKENS)
+    room = min(settings.cache_tokens or _cache_tokens(settings, files, token_bytes, most), most)
     if room < BLOCK_TOKENS:
         raise ConfigError(
             f"the cache has room for {room} tokens; a token takes {token_bytes} bytes",
             hint="raise engine.cache_gib or engine.cache_tokens",
         )
     return longest, -(-room // CELLS_MULTIPLE) * CELLS_MULTIPLE
+
+
+def _cache_tokens(settings: EngineSettings, files: ModelFiles, token_bytes: int, most: int) -> int:
+    """Return how many tokens fit beside recurrent states, and at most ``most``.
+
+    Raises:
+        ConfigError: the states do not fit.
+    """
+    room, states = int(settings.cache_gib * GIB), states_bytes(settings, files)
+    if states > room:
+        raise ConfigError(
+            f"the recurrent states of {settings.max_sequences} sequences take {states / GIB:.1f} "
+            f"GiB, and engine.cache_gib is {settings.cache_gib:g}",
+            hint="lower engine.max_sequences, or raise engine.cache_gib",
+        )
+    return (room - states) // token_bytes if token_bytes else most

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Protocol
 
 from vlmkit.errors import EngineError
+from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.block_pool import BlockPool
@@ -61,6 +62,15 @@ class CellTable:
         self._num_computed: dict[int, int] = {}
         self._saved = _SavedBlocks(pool)
 
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that no admitted sequence has room for."""
+        return self.pool.num_free_blocks * self.pool.block_tokens
+
+    def listen(self, listener: CacheListener) -> None:
+        """Report shared and removed blocks to a listener."""
+        self.pool.listener = listener
+
     def seq_id(self, sequence: SequenceView) -> int:
         """Return the library's id of an admitted sequence."""
         return self._ids[sequence]
@@ -99,6 +109,10 @@ class CellTable:
             for block in blocks[num_before:]:
                 self._holders[block].add(self._ids[sequence])
         return True
+
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let other sequences start from the first ``num_tokens``."""
+        self.pool.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         """Remove the cells after the first ``num_tokens``, which end outside images."""

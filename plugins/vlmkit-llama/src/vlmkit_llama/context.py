@@ -93,6 +93,15 @@ class LoadedModel:
         return int(self.library.functions.llama_model_n_swa(self.handle)) > 0
 
     @functools.cached_property
+    def is_recurrent(self) -> bool:
+        """Whether layers have a state of all earlier tokens."""
+        functions = self.library.functions
+        return bool(
+            functions.llama_model_is_recurrent(self.handle)
+            or functions.llama_model_is_hybrid(self.handle)
+        )
+
+    @functools.cached_property
     def has_axes(self) -> bool:
         """Whether a position has a time, a row and a column."""
         return int(self.library.functions.llama_model_rope_type(self.handle)) in c.ROPE_WITH_AXES
@@ -120,16 +129,9 @@ class LoadedModel:
 
     def _unsupported(self) -> str:
         functions = self.library.functions
-        kinds = {
-            "has recurrent layers": ("llama_model_is_recurrent", "llama_model_is_hybrid"),
-            "has an encoder of texts": ("llama_model_has_encoder",),
-            "is a diffusion model": ("llama_model_is_diffusion",),
-        }
-        found = (why for why, names in kinds.items() if self._is_any(functions, names))
-        return next(found, "")
-
-    def _is_any(self, functions: Any, names: tuple[str, ...]) -> bool:
-        return any(getattr(functions, name)(self.handle) for name in names)
+        if functions.llama_model_has_encoder(self.handle):
+            return "has an encoder of texts"
+        return "is a diffusion model" if functions.llama_model_is_diffusion(self.handle) else ""
 
 
 class Context:
@@ -179,8 +181,11 @@ class Context:
         """Cells of the cache; the library rounds up what was asked for."""
         return int(self._functions.llama_n_ctx(self._handle))
 
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """Let a sequence refer to cells of another one, of positions ``[start, stop)``."""
+    def copy(self, source: int, target: int, start: int, stop: int = -1) -> None:
+        """Let a sequence refer to cells of another one, of positions ``[start, stop)``.
+
+        -1 is the end. The state of a recurrent layer is that of the end, from wherever.
+        """
         self._functions.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def remove(self, seq_id: int, start: int, stop: int = -1) -> None:

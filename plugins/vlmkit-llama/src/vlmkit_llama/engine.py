@@ -21,6 +21,7 @@ from vlmkit.interfaces.view import SequenceView
 from vlmkit_llama.cells import CellTable
 from vlmkit_llama.context import Context, Floats, Integers, LoadedModel, Part
 from vlmkit_llama.layout import TEXT, PromptImages, Run, read_images, rows_of
+from vlmkit_llama.states import StateTable
 
 
 class LlamaEngine:
@@ -29,12 +30,16 @@ class LlamaEngine:
     Args:
         model: the weights.
         context: the cache and the computation.
-        cells: of the context.
+        cells: which sequences have which cells of the context.
         limits: of this engine.
     """
 
     def __init__(
-        self, model: LoadedModel, context: Context, cells: CellTable, limits: EngineLimits
+        self,
+        model: LoadedModel,
+        context: Context,
+        cells: CellTable | StateTable,
+        limits: EngineLimits,
     ) -> None:
         self._model, self._context, self._cells = model, context, cells
         self._limits = limits
@@ -47,12 +52,11 @@ class LlamaEngine:
     @property
     def num_free_tokens(self) -> int:
         """Tokens that no admitted sequence has room for."""
-        pool = self._cells.pool
-        return pool.num_free_blocks * pool.block_tokens
+        return self._cells.num_free_tokens
 
     def set_cache_listener(self, listener: CacheListener) -> None:
         """Report shared and removed blocks to a listener."""
-        self._cells.pool.listener = listener
+        self._cells.listen(listener)
 
     def read(self, prompt: Prompt) -> PromptPlan:
         """Return where the images of a prompt are; a prompt of text can be cut anywhere.
@@ -89,7 +93,7 @@ class LlamaEngine:
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
         """Let other sequences start from the first ``num_tokens``."""
-        self._cells.pool.commit(sequence, num_tokens)
+        self._cells.commit(sequence, num_tokens)
 
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         """Drop the tokens after the first ``num_tokens``."""
@@ -122,13 +126,16 @@ class LlamaEngine:
         self._model.close()
 
     def _rows(self, items: Seq[WorkItem], *, has_states: bool) -> Floats:
-        """Return the rows of items: without a copy if one batch holds all of them."""
+        """Return the rows of items: without a copy if one batch holds them in their order."""
         found: list[list[Floats]] = [[] for _ in items]
         most = self._context.max_batch_tokens
         batches = list(_batches([self._parts(item, most) for item in items], most))
         for batch in batches:
+            if self._model.is_recurrent:  # the library computes consecutive ids together
+                batch.sort(key=lambda each: each[1].seq_id)
             rows = self._context.compute([part for _, part in batch], has_states=has_states)
-            if len(batches) == 1:
+            numbers = [number for number, _ in batch]
+            if len(batches) == 1 and numbers == sorted(numbers):
                 return rows
             first = 0
             for number, part in batch:

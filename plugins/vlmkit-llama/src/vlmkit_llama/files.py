@@ -32,13 +32,15 @@ class LayerSizes(NamedTuple):
     Attributes:
         hidden: columns of the hidden states.
         inner: columns inside of a feed-forward layer; of all experts that a token takes.
-        heads: of attention.
+        scanned: columns inside of a recurrent layer; 0 without any.
+        heads: of attention; 0 without any.
         vocab: rows of the embeddings.
         weight_bytes: of all tensors of the language model.
     """
 
     hidden: int
     inner: int
+    scanned: int
     heads: int
     vocab: int
     weight_bytes: int
@@ -51,7 +53,8 @@ class ModelFiles(NamedTuple):
         file: the GGUF file of the language model.
         projector: the file with the vision tower; None of a text model.
         trained_tokens: the longest sequence that the model was made for.
-        token_values: keys and values of a token in all layers.
+        token_values: keys and values of a token in all layers with attention.
+        state_values: numbers of the state of a sequence in all recurrent layers.
         feature_size: columns of the features of images.
         sizes: of the layers.
     """
@@ -60,6 +63,7 @@ class ModelFiles(NamedTuple):
     projector: Path | None
     trained_tokens: int
     token_values: int
+    state_values: int
     feature_size: int
     sizes: LayerSizes
 
@@ -96,9 +100,10 @@ def _described(found: Metadata, file: Path, projector: Path | None) -> ModelFile
         FormatError: a field is absent, or the files contradict each other.
     """
     key = found.of_model
-    hidden, heads = found.size(key("embedding_length")), found.size(key("attention.head_count"))
-    kv_heads = found.size(key("attention.head_count_kv"), heads)
-    head = found.size(key("attention.key_length"), hidden // heads)
+    hidden = found.size(key("embedding_length"))
+    heads = found.integer(key("attention.head_count"))  # 0 without attention
+    kv_heads = found.of_layers(key("attention.head_count_kv"), heads)
+    head = found.size(key("attention.key_length"), hidden // max(heads, 1))
     if found.architecture in WITH_AXES and not found.has(key(SECTIONS)):
         raise found.error(f"does not state {key(SECTIONS)!r}, which llama.cpp needs")
     deep = found.integer(key(DEEP), 0)
@@ -107,24 +112,37 @@ def _described(found: Metadata, file: Path, projector: Path | None) -> ModelFile
             f"takes features of {deep} inner layers ({key(DEEP)!r}), and the tower in "
             f"{projector.name!r} has {num}"
         )
+    num_states = kv_heads.count(0)
     return ModelFiles(
         file,
         projector,
         found.size(key("context_length")),
-        2 * found.size(key("block_count")) * kv_heads * head,
+        2 * sum(kv_heads) * head,
+        num_states and num_states * _state_values(found, hidden),
         hidden * (1 + deep),
         _layer_sizes(found, hidden, heads),
     )
 
 
+def _state_values(found: Metadata, hidden: int) -> int:
+    """Return the numbers of the state of a sequence in a layer without attention."""
+    key = found.of_model
+    if found.has(key("shortconv.l_cache")):
+        return (found.size(key("shortconv.l_cache")) - 1) * hidden
+    inner, size = found.size(key("ssm.inner_size")), found.size(key("ssm.state_size"))
+    convolved = inner + 2 * found.integer(key("ssm.group_count"), 0) * size
+    return (found.size(key("ssm.conv_kernel")) - 1) * convolved + inner * size
+
+
 def _layer_sizes(found: Metadata, hidden: int, heads: int) -> LayerSizes:
     key, tensors = found.of_model, found.file.tensors
-    inner = found.size(key("feed_forward_length"), hidden)
+    inner = found.integer(key("feed_forward_length"), hidden)  # 0 without such layers
     if found.has(key("expert_feed_forward_length")):
         num = found.size(key("expert_used_count"), 1)
         inner = max(inner, num * found.size(key("expert_feed_forward_length")))
     num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-    return LayerSizes(hidden, inner, heads, tensors[EMBEDDINGS].shape[0], num_bytes)
+    scanned = found.integer(key("ssm.inner_size"), 0)
+    return LayerSizes(hidden, inner, scanned, heads, tensors[EMBEDDINGS].shape[0], num_bytes)
 
 
 def _check_window(checkpoint: Checkpoint) -> None:

@@ -4,11 +4,18 @@ The cache has the size that the engine gives it at load: both come from the same
 library and reads no weight.
 """
 
+from collections.abc import Iterator
+
 from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_llama.build import VALUE_BYTES, cache_sizes, num_sequence_ids
-from vlmkit_llama.cells import PIECE_TOKENS
+from vlmkit_llama.build import (
+    VALUE_BYTES,
+    cache_sizes,
+    num_sequence_ids,
+    spare_tokens,
+    states_bytes,
+)
 from vlmkit_llama.files import ModelFiles, checked_files
 from vlmkit_llama.settings import EngineSettings
 from vlmkit_quantized import gguf_projector
@@ -17,6 +24,7 @@ MODULES = ("vlmkit_llama.build",)
 FLOAT_BYTES = 4
 HIDDEN_ROWS = 8  # rows of the hidden size that are alive in a layer, for each token
 INNER_ROWS = 3  # rows of the feed-forward size
+SCANNED_ROWS = 6  # rows of the inner size of a recurrent layer
 MAX_PATCHES = 4096  # of an image that a tower encodes at once
 
 
@@ -30,25 +38,20 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     settings: EngineSettings = context.settings or EngineSettings()
     files = checked_files(context.files)
     longest, num_tokens = cache_sizes(settings, files)
-    token_bytes = files.token_values * VALUE_BYTES[settings.cache_dtype]
     weights = MemoryNeed(
         name="weights", num_bytes=files.sizes.weight_bytes, detail="as they are in the file"
     )
-    cache = MemoryNeed(
-        name="KV cache",
-        num_bytes=(num_tokens + PIECE_TOKENS) * token_bytes,
-        detail=f"{token_bytes:,} bytes per token, {num_tokens:,} tokens, at once",
-        token_bytes=token_bytes,
-    )
-    saved = MemoryNeed(
-        name="saved prefixes",
-        num_bytes=num_tokens * token_bytes if settings.prefix_cache else 0,
-        detail="of ended sequences, at most",
-    )
-    rows = num_sequence_ids(settings) * files.sizes.vocab * FLOAT_BYTES
+    is_recurrent = files.state_values > 0
+    num_ids = num_sequence_ids(settings, is_recurrent=is_recurrent)
+    rows = num_ids * files.sizes.vocab * FLOAT_BYTES
     logits = MemoryNeed(name="logits", num_bytes=rows, detail="one row for each sequence id")
     return MemoryPlan(
-        needs=(weights, cache, saved, logits, _step(settings, files, load, num_tokens)),
+        needs=(
+            weights,
+            *_cache(settings, files, num_tokens),
+            logits,
+            _step(settings, files, load, num_tokens),
+        ),
         precision="",
         limits=EngineLimits(
             vocab_size=files.sizes.vocab,
@@ -88,13 +91,41 @@ def plan_encoder(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     return MemoryPlan(needs=tuple(needs), modules=MODULES)
 
 
+def _cache(settings: EngineSettings, files: ModelFiles, num_tokens: int) -> Iterator[MemoryNeed]:
+    """Yield the memory of what is kept of sequences."""
+    is_recurrent = files.state_values > 0
+    if token_bytes := files.token_values * VALUE_BYTES[settings.cache_dtype]:
+        yield MemoryNeed(
+            name="KV cache",
+            num_bytes=(num_tokens + spare_tokens(is_recurrent=is_recurrent)) * token_bytes,
+            detail=f"{token_bytes:,} bytes per token, {num_tokens:,} tokens, at once",
+            token_bytes=token_bytes,
+        )
+    if is_recurrent:
+        num_bytes = states_bytes(settings, files)
+        each = num_bytes // settings.max_sequences
+        yield MemoryNeed(
+            name="recurrent states",
+            num_bytes=num_bytes,
+            detail=f"{each:,} bytes per sequence, {settings.max_sequences} sequences, at once",
+            sequence_bytes=each,
+        )
+    else:
+        yield MemoryNeed(
+            name="saved prefixes",
+            num_bytes=num_tokens * token_bytes if settings.prefix_cache else 0,
+            detail="of ended sequences, at most",
+        )
+
+
 def _step(
     settings: EngineSettings, files: ModelFiles, load: PlannedLoad, num_tokens: int
 ) -> MemoryNeed:
     """Return the memory of the largest step: rows of a layer, scores of attention, and logits."""
     sizes = files.sizes
     chunk = min(load.max_step_tokens, max(settings.max_chunk_tokens, settings.max_sequences))
-    per_token = HIDDEN_ROWS * sizes.hidden + INNER_ROWS * sizes.inner
+    inner = max(INNER_ROWS * sizes.inner, SCANNED_ROWS * sizes.scanned)
+    per_token = HIDDEN_ROWS * sizes.hidden + inner
     if settings.cache_dtype == "f32":
         per_token += sizes.heads * num_tokens  # scores: without flash attention
     rows = chunk * per_token + min(load.num_sequences, settings.max_sequences) * sizes.vocab

@@ -18,12 +18,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         num_threads: CPU threads of one computation, at most 1,024; None takes one for each core.
         cache_tokens: tokens that the cache holds, 67,108,864 at most; None derives it from
             ``cache_gib``. It is rounded up to a multiple of 256.
-        cache_gib: memory for the cache, which is allocated at load. Prefixes of ended sequences
-            take at most as much again.
+        cache_gib: memory for the cache and for recurrent states, which is allocated at load.
+            Prefixes of ended sequences take at most as much again.
         cache_dtype: precision of keys and values. ``f32`` takes twice the memory, and computes
             without flash attention, which rounds to 16 bits.
         prefix_cache: whether computed prefixes are reused by later prompts; never if layers have a
-            window.
+            window or a recurrent state.
         max_sequence_tokens: longest sequence, 16,777,216 at most; None is what the model was made
             for.
         max_sequences: most sequences with room in the cache, 128 at most.
