@@ -2,7 +2,8 @@
 
 It compares answers of ten tiny families with transformers, for each attention backend, with and
 without CUDA graphs. Then it times random weights in the shape of an 8B model, beside the time that
-reading weights and cache takes on this device, and beside ``generate_batch`` of transformers.
+reading weights and cache takes on this device, without and with overlapped steps, and beside
+``generate_batch`` of transformers.
 ``--size tiny --device cpu`` tries the script itself; its figures say nothing about a GPU.
 """
 
@@ -51,6 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 64, "sliding_window": 64, **LOCAL_EXPERTS},
     "phi3": {},
 }
+PARTS = ("parity", "decodes", "overlap", "growth", "peers")
 BACKENDS = ("sdpa", "triton", "varlen")
 PROMPT_TOKENS = (40, 129, 300)
 ANSWER_TOKENS = 12
@@ -352,6 +354,38 @@ def prefill_row(engine: Any, device: str, num_tokens: int) -> list[str]:
     return [f"prompt of {num_tokens}", "", *cells]
 
 
+def overlap(folder: Path, device: str, size: str, num_tokens: int) -> None:
+    """Print tokens/s of whole answers through the loop, without and with overlapped steps."""
+    rows, answers = [], {}
+    for switch in (False, True) if device != "cpu" else (False,):
+        settings = engine_settings(device, size, overlap_steps=switch)
+        with vlmkit.load(str(folder), engine={"use": "torch", **settings}) as model:
+            for name, lengths in LOADS[size].items():
+                if len(lengths) > 64:
+                    continue
+                prompts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
+                made, seconds = answered(model, prompts, num_tokens)
+                is_same = "" if made == answers.setdefault(name, made) else "other answers"
+                overlapped = str(model.stats().counters["num_overlapped_steps"])
+                rate = f"{len(lengths) * num_tokens / seconds:.4g}"
+                rows.append([name, "overlapped" if switch else "", rate, overlapped, is_same])
+                print(" ".join(rows[-1]), flush=True)
+    columns = ["load", "steps", "tokens/s", "overlapped steps so far", "beside steps in turn"]
+    print(tables.markdown(columns, rows))
+
+
+def answered(model: Any, prompts: Sequence[Prompt], num_tokens: int) -> tuple[list[Any], float]:
+    """Return greedy answers to prompts that are submitted together, and their time."""
+    params = vlmkit.SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    started = time.perf_counter()
+    streams = [
+        model.submit(vlmkit.Request(token_ids=prompt.token_ids, params=params))
+        for prompt in prompts
+    ]
+    texts = [[choice.text for choice in stream.result().choices] for stream in streams]
+    return texts, time.perf_counter() - started
+
+
 def growth(folder: Path, device: str, size: str, num_steps: int) -> None:
     """Print the memory that steps of one sequence leave behind."""
     with loaded(folder, **engine_settings(device, size)) as engine:
@@ -417,7 +451,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=48, help="decode steps of each load")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer beside peers")
     parser.add_argument("--growth-steps", type=int, default=2000)
-    parser.add_argument("--parts", nargs="+", default=["parity", "decodes", "growth", "peers"])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -430,11 +464,13 @@ def main() -> None:
         folder = Path(made)
         if "parity" in options.parts:
             parity(folder / "families", device, options.families)
-        if {"decodes", "growth", "peers"} & set(options.parts):
+        if set(PARTS[1:]) & set(options.parts):
             with torch.device(device):
                 large = shapes.save(SHAPE_OF[size], folder / "large", "bfloat16")
         if "decodes" in options.parts:
             decodes(large, device, size, options.steps)
+        if "overlap" in options.parts:
+            overlap(large, device, size, options.tokens)
         if "growth" in options.parts:
             growth(large, device, size, options.growth_steps)
         if "peers" in options.parts:

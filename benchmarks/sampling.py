@@ -162,7 +162,7 @@ def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
     def step(logits: Any) -> Any:
         pick = sampler.prepare(rows)
         readable = sampled_tokens.readable(logits)
-        return sampled_tokens.samples(readable, pick(readable), [params] * num)
+        return sampled_tokens.start_samples(readable, pick(readable), [params] * num)()
 
     return step
 

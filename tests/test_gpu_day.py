@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks/gpu_day.py"
 TINY = ["--device", "cpu", "--size", "tiny", "--steps", "1", "--growth-steps", "10"]
-PARTS = ["--parts", "parity", "decodes", "growth"]
+PARTS = ["--parts", "parity", "decodes", "overlap", "growth"]
 
 
 @pytest.mark.torch
@@ -23,5 +23,10 @@ def test_all_but_the_peers_are_measured_on_a_cpu():
     assert cells[1] == "bfloat16"
     assert 0.3 < float(cells[3]) < 3, "sdpa rounds as transformers does"
     assert cells[4:] == ["no", "no"], "no kernel for CUDA runs here"
-    for row in ("| 8 of 40 | no graphs |", "| prompt of 100 |", "10 steps of one sequence: 0.00"):
+    for row in (
+        "| 8 of 40 | no graphs |",
+        "| 8 of 40 |  |",
+        "| prompt of 100 |",
+        "10 steps of one sequence: 0.00",
+    ):
         assert row in done.stdout

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from pretend.fake_cuda import fake_cuda  # noqa: E402 - needs torch
 from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
 from vlmkit.interfaces.sampler import Row  # noqa: E402
-from vlmkit.running.sampling.sampled_tokens import readable, samples  # noqa: E402
+from vlmkit.running.sampling.sampled_tokens import readable, start_samples  # noqa: E402
 from vlmkit.running.sampling.sampler import ArraySampler  # noqa: E402
 from vlmkit.types.sampling import SamplingParams  # noqa: E402
 from vlmkit_testing import new_sequence  # noqa: E402
@@ -97,11 +97,14 @@ def test_a_step_is_read_from_the_device_once(num_told: int) -> None:
     logits = make_logits(8)
     params = [row.sequence.params for row in rows]
     given = {0: 3}
-    expected = samples(logits.numpy(), ArraySampler().prepare(rows)(logits.numpy()), params, given)
+    token_ids = ArraySampler().prepare(rows)(logits.numpy())
+    expected = start_samples(logits.numpy(), token_ids, params, given)()
     with pretended_cuda() as device:
         logits = logits.to(CUDA)
         device.reset()
-        found = samples(readable(logits), ArraySampler().prepare(rows)(logits), params, given)
+        found = start_samples(
+            readable(logits), ArraySampler().prepare(rows)(logits), params, given
+        )()
         assert device.num_reads == 1
     for one, other in zip(found, expected, strict=True):
         assert (one.token_id, one.rank) == (other.token_id, other.rank)

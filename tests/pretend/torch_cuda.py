@@ -62,7 +62,9 @@ class Device:
     Attributes:
         kernels: how often each operator ran.
         num_copies: arrays that came from the host.
-        num_reads: times that the host waited.
+        num_reads: times that the host waited for all that was started.
+        num_waits: times that the host waited for one copy alone.
+        num_idle_waits: those of them after which the device had nothing more to compute.
         is_broken: whether it fails at everything, as after an assertion in a kernel.
         is_busy: a call that concerns the device runs.
         recorder: notes the operators of a step that is captured; None outside a capture.
@@ -71,14 +73,27 @@ class Device:
     kernels: Counter[str] = field(default_factory=Counter)
     num_copies: int = 0
     num_reads: int = 0
+    num_waits: int = 0
+    num_idle_waits: int = 0
     is_broken: bool = False
     is_busy: bool = False
     recorder: Recorder | None = None
+    _started_copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def reset(self) -> None:
         """Count from nothing."""
         self.kernels.clear()
-        self.num_copies = self.num_reads = 0
+        self.num_copies = self.num_reads = self.num_waits = self.num_idle_waits = 0
+
+    def start_copy(self, target: Tensor, source: Tensor) -> Tensor:
+        """Copy an array to the host, where its numbers are wrong until they are awaited."""
+        self._started_copies.append((target, source.as_subclass(Tensor).clone()))
+        return target.fill_(-1)
+
+    def take_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the copies to the host that were started since the last call."""
+        started, self._started_copies = self._started_copies, []
+        return started
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run a function, on the device if an argument is there or the result goes there."""
@@ -97,6 +112,8 @@ class Device:
             raise RuntimeError("CUDA error: device-side assert triggered")
         if func not in MOVERS:
             self._refuse_two_places(func, args, tensors)
+        if func is Tensor.copy_ and kwargs.get("non_blocking") and type(args[0]) is Tensor:
+            return self.start_copy(*args)
         stays = self._note_move(func, args, ours, target)
         args, kwargs = tree_map_only(torch.device, _to_host, (args, kwargs))
         self.is_busy = True
@@ -145,6 +162,25 @@ class Device:
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"cuda:0 and cpu! ({func}, {tuple(on_host[0].shape)})"
             )
+
+
+def _event(device: Device) -> type:
+    """Return what replaces ``torch.cuda.Event`` on a device."""
+
+    class Event:
+        """Ends the copies that were started before it was recorded."""
+
+        def record(self) -> None:
+            self._copies = device.take_copies()
+            self._num_kernels = device.kernels.total()
+
+        def synchronize(self) -> None:
+            device.num_waits += 1
+            device.num_idle_waits += device.kernels.total() == self._num_kernels
+            for target, numbers in self._copies:
+                target.copy_(numbers)
+
+    return Event
 
 
 class _Calls(TorchFunctionMode):
@@ -204,6 +240,7 @@ def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
         for name in ("_add_batch_dim", "_remove_batch_dim"):  # of vmap, which are no calls of torch
             stays = _staying(getattr(vmap, name))
             stack.enter_context(mock.patch.object(vmap, name, stays))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event", _event(device)))
         for name, made in cuda_graphs.functions(device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, made))
         stack.enter_context(_Kernels(device))

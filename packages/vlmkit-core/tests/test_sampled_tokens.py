@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import EngineError
-from vlmkit.running.sampling.sampled_tokens import readable, samples
+from vlmkit.running.sampling.sampled_tokens import readable, start_samples
 from vlmkit.types.sampling import SamplingParams
 
 SILENT = SamplingParams()
+
+
+def samples(*arguments):
+    return start_samples(*arguments)()
 
 
 def logits_of(seed, num=1, vocab=50):

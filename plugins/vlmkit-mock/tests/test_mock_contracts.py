@@ -53,7 +53,9 @@ class TestMockVisionEncoder(MediaEncoderContract):
 
 class TestMockEngine(EngineContract):
     atol = 0.0
-    settings = MockEngineSettings(capacity_tokens=1024, max_sequences=7, max_sequence_tokens=512)
+    settings = MockEngineSettings(
+        capacity_tokens=1024, max_sequences=7, max_sequence_tokens=512, overlaps_steps=True
+    )
 
     def make(self) -> MockEngine:
         return MockEngine(self.settings)

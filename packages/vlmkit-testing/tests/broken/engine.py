@@ -7,6 +7,7 @@ from broken.engine_events import EVENTS
 from broken.engine_life import LIFE
 from broken.engine_mock import MOCKS
 from broken.engine_numbers import NUMBERS
+from broken.engine_overlap import OVERLAP
 from broken.engine_prefixes import PREFIXES
 from broken.engine_room import ROOM
 from broken.engine_rows import ROWS
@@ -18,5 +19,5 @@ TABLE = Table(
     EngineContract,
     OnAttention,
     AttentionEngine,
-    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *WALK, *MOCKS),
+    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *WALK, *OVERLAP, *MOCKS),
 )

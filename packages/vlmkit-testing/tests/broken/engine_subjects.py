@@ -78,7 +78,10 @@ class OnMock(EngineContract):
         self._kind = kind
 
     def make(self) -> MockEngine:
-        return self._kind(MockEngineSettings(capacity_tokens=512, max_sequence_tokens=512))
+        settings = MockEngineSettings(
+            capacity_tokens=512, max_sequence_tokens=512, overlaps_steps=True
+        )
+        return self._kind(settings)
 
     def prompts(self) -> list[Prompt]:
         asked: list[Any] = [("hello there", []), ("?", [picture(), picture(seed=1)])]

@@ -7,10 +7,11 @@ skipped token or an overwritten block thus raises an EngineError.
 
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.interfaces.cache_events import CacheListener
@@ -156,9 +157,30 @@ class MockEngine:
             EngineError: a script fails here, or the caller violated the protocol.
             RuntimeError: a script has crashed the engine, now or earlier.
         """
+        return self._forward(items, items)
+
+    def forward_next(self, items: Seq[WorkItem], token_ids: Any) -> StepOutput:
+        """Compute one token of each item; see :class:`vlmkit.interfaces.engine.OverlapsSteps`.
+
+        Raises:
+            EngineError: a script fails here, or the caller violated the protocol.
+            RuntimeError: a script has crashed the engine, now or earlier.
+        """
+        if any(item.stop <= len(item.sequence) for item in items):
+            raise EngineError("a sequence holds the token that only the device should know")
+        tokens = zip(items, token_ids.tolist(), strict=True)
+        drafts = [replace(item, drafts=(token_id,)) for item, token_id in tokens]
+        return self._forward(items, drafts)
+
+    def start_read(self, array: Any) -> Callable[[], Any]:
+        """Return an array, which is in host memory."""
+        return lambda: array
+
+    def _forward(self, planned: Seq[WorkItem], items: Seq[WorkItem]) -> StepOutput:
+        """Compute items, which hold the tokens of those that the loop planned."""
         self._check_call()
-        check_step(items, self._state, self._limits)
-        self._act([item for item in items if item.num_rows])
+        check_step(planned, self._state, self._limits, are_known=items is planned)
+        self._act([item for item in planned if item.num_rows])
         for item in items:
             self._compute(item)
         rows = {"logits": self._logits, "hidden": self._hidden}
@@ -267,5 +289,6 @@ def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
         is_batch_invariant=True,
         max_item_rows=settings.max_chunk_tokens,
         max_draft_tokens=min(settings.max_draft_tokens, settings.max_chunk_tokens - 1),
+        overlaps_steps=settings.overlaps_steps,
         hidden_size=HIDDEN_SIZE,
     )

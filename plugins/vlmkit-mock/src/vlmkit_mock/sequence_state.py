@@ -79,9 +79,19 @@ class Cells:
 
 
 def check_step(
-    items: Seq[WorkItem], state_of: Callable[[SequenceView], SequenceState], limits: EngineLimits
+    items: Seq[WorkItem],
+    state_of: Callable[[SequenceView], SequenceState],
+    limits: EngineLimits,
+    *,
+    are_known: bool = True,
 ) -> None:
     """Check the items of a step against the rules of the engine protocol.
+
+    Args:
+        items: the items.
+        state_of: returns the state of an admitted sequence.
+        limits: of the engine.
+        are_known: whether the sequences hold the tokens; otherwise each lacks its item's only one.
 
     Raises:
         EngineError: an item violates a rule.
@@ -89,14 +99,17 @@ def check_step(
     if len({item.sequence for item in items}) < len(items):
         raise EngineError("a sequence has two items in one step")
     for item in items:
-        if problem := _problem(item, state_of(item.sequence), limits):
+        num_known = len(item.sequence) + (not are_known)
+        if problem := _problem(item, state_of(item.sequence), limits, num_known):
             raise EngineError(f"sequence {item.sequence.id!r}: {problem}")
     mixes = limits.mixes_prefill_and_decode
     if not mixes and len(set(map(_reads_prompt, items))) > 1:
         raise EngineError("a step mixes prefill and decode")
 
 
-def _problem(item: WorkItem, state: SequenceState, limits: EngineLimits) -> str | None:
+def _problem(
+    item: WorkItem, state: SequenceState, limits: EngineLimits, num_known: int
+) -> str | None:
     """Return the rule that an item violates; None if it violates none."""
     longest = limits.max_chunk_tokens
     if not 1 <= item.num_tokens <= longest:
@@ -107,14 +120,17 @@ def _problem(item: WorkItem, state: SequenceState, limits: EngineLimits) -> str 
         for span in state.spans:
             if span.start < item.start < span.stop or span.start < item.stop < span.stop:
                 return f"a chunk cuts the atomic span [{span.start}, {span.stop})"
-    return _rows_problem(item, state.num_reserved_tokens, limits) or _features_problem(item)
+    problem = _rows_problem(item, state.num_reserved_tokens, limits, num_known)
+    return problem or _features_problem(item)
 
 
-def _rows_problem(item: WorkItem, num_reserved: int, limits: EngineLimits) -> str | None:
+def _rows_problem(
+    item: WorkItem, num_reserved: int, limits: EngineLimits, num_known: int
+) -> str | None:
     """Return the problem with an item's rows, drafts or space; None if there is none."""
     stop, num_drafts = item.stop, len(item.drafts)
-    num_own, num_tokens = stop - num_drafts, len(item.sequence)
-    if num_own > num_tokens:
+    num_own = stop - num_drafts
+    if num_own > num_known:
         return f"it has no token {stop - 1}"
     is_hidden = item.output == "hidden"
     most_rows = item.num_tokens if is_hidden else limits.max_item_rows
@@ -122,7 +138,7 @@ def _rows_problem(item: WorkItem, num_reserved: int, limits: EngineLimits) -> st
         return f"{item.num_rows} rows of {item.num_tokens} tokens are not to be had"
     if num_drafts > limits.max_draft_tokens:
         return f"{num_drafts} drafts are over {limits.max_draft_tokens}"
-    if num_drafts and num_own != num_tokens:
+    if num_drafts and num_own != num_known:
         return "drafts do not follow the newest token"
     if stop > num_reserved:
         return f"token {stop - 1} runs, but room is for {num_reserved}"

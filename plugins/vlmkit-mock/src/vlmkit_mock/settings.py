@@ -77,6 +77,7 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
         block_tokens: the number of tokens in a block of the cache.
         shares_prefixes: whether requests reuse cached prefixes.
         mixes_prefill_and_decode: whether a step may contain both.
+        overlaps_steps: whether a step of decodes may start before the last one is read.
         images_are_atomic: whether an image must be computed in one chunk.
     """
 
@@ -89,4 +90,5 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
     block_tokens: Positive = 16
     shares_prefixes: bool = True
     mixes_prefill_and_decode: bool = True
+    overlaps_steps: bool = False
     images_are_atomic: bool = False

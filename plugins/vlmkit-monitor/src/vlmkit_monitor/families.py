@@ -22,6 +22,7 @@ from vlmkit_server.interfaces.monitor import ModelState, ServerState
 _MODEL_STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed")
 _COUNTED = {
     "num_steps": "steps_total",
+    "num_overlapped_steps": "overlapped_steps_total",
     "num_tokens_computed": "computed_tokens_total",
     "num_tokens_sampled": "generated_tokens_total",
     "num_tokens_drafted": "draft_tokens_total",

@@ -86,6 +86,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         cuda_graphs: on a CUDA device, repeat decode steps of similar size as one CUDA graph, which
             is compared with the step without it first. Models with recurrent layers, and with
             layers that attend to images, have none.
+        overlap_steps: on a CUDA device, start the next step of decodes before the tokens of the
+            last one are read. Models with recurrent layers do not.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
             and of two small pictures. A cache of 8 bits is compared less strictly, with the text.
     """
@@ -104,6 +106,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     quantize_also: tuple[RoundedPart, ...] = ()
     attention: str = "auto"
     cuda_graphs: bool = True
+    overlap_steps: bool = True
     self_check: bool = True
 
     @property

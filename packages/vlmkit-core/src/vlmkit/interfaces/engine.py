@@ -4,13 +4,15 @@ Methods run in the engine loop's thread, with two exceptions: ``read`` runs in s
 threads at once, and ``close`` in the closing thread after the loop's end.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
 
 from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.media_encoder import MediaEncoder
-from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.prompt import Array, Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 
@@ -36,6 +38,7 @@ class EngineLimits:
             bit.
         max_item_rows: maximum number of logit rows of one work item.
         max_draft_tokens: maximum number of drafts of one work item; each needs a row.
+        overlaps_steps: whether the engine is one that :class:`OverlapsSteps`, and gains by it.
         hidden_size: columns of the hidden states, which any token may request; 0 if the engine
             returns none.
         precision: the precision of the computation, such as ``bfloat16``, for display; empty if
@@ -53,6 +56,7 @@ class EngineLimits:
     is_batch_invariant: bool = False
     max_item_rows: int = 1
     max_draft_tokens: int = 0
+    overlaps_steps: bool = False
     hidden_size: int = 0
     precision: str = ""
 
@@ -144,6 +148,40 @@ class Engine(Cache, Protocol):
 
     def close(self) -> None:
         """Free all memory; no other call follows."""
+        ...
+
+
+@runtime_checkable
+class OverlapsSteps(Protocol):
+    """An optional part of an engine: it starts a step before the host has read the last one.
+
+    A device then computes the next tokens while the host reads, decodes and delivers the last ones.
+    The loop uses it only if :attr:`EngineLimits.overlaps_steps` is true.
+    """
+
+    def forward_next(self, items: Seq[WorkItem], token_ids: Array) -> StepOutput:
+        """Start to compute one token of each item, which the sequences do not hold yet.
+
+        The call follows the ``forward`` or ``forward_next`` whose rows these tokens were sampled
+        from, and must not wait for the device. Room is already reserved. The result equals that of
+        ``forward`` once the sequences hold the tokens.
+
+        A sequence may be released at once, since its token may end it. The loop may also discard
+        the result. It then calls ``truncate`` with ``start`` of the item, and passes the items of
+        the last step or of this one to ``forward``.
+
+        Args:
+            items: one token and one row of logits each. Their ``token_ids`` must not be read.
+            token_ids: ``[items]`` integers on the engine's device.
+        """
+        ...
+
+    def start_read(self, array: Array) -> Callable[[], NDArray[Any]]:
+        """Start to copy an array from the engine's device to the host.
+
+        Returns:
+            A function that waits for this copy, not for later steps, and returns it.
+        """
         ...
 
 

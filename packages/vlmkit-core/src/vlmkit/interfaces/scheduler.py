@@ -23,6 +23,10 @@ class Scheduler(Protocol):
     both. In any order, answers must progress while prompts arrive, and new sequences must join
     while answers progress.
 
+    While every admitted sequence decodes and none waits, the loop may repeat a step without a plan:
+    the engine then computes the next token of each sequence before the last one is read. The loop
+    commits such a step like a planned one.
+
     It may set the priority of a sequence that it queues. Otherwise it changes only the counters
     above. It must not keep a sequence that was removed or refused.
 

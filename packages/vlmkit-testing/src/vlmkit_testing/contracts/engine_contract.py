@@ -1,7 +1,7 @@
 """What every engine must do: inputs, limits, and the logits that it computes.
 
-Further contracts are its bases: several rows, shared prefixes, cache events, cache capacity and
-life cycle.
+Further contracts are its bases: several rows, shared prefixes, cache events, cache capacity, life
+cycle, and steps that overlap.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_events_contract import EngineEventsContract
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_life_contract import EngineLifeContract
+from vlmkit_testing.contracts.engine_overlap_contract import EngineOverlapContract
 from vlmkit_testing.contracts.engine_prefix_contract import EnginePrefixContract
 from vlmkit_testing.contracts.engine_room_contract import EngineRoomContract
 from vlmkit_testing.contracts.engine_rows_contract import EngineRowsContract
@@ -28,6 +29,7 @@ class EngineContract(
     EngineEventsContract,
     EngineRoomContract,
     EngineLifeContract,
+    EngineOverlapContract,
     EngineWalkContract,
 ):
     """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest."""

@@ -86,7 +86,7 @@ class EngineHost:
         What stands is committed, as by the loop, when another block is whole. Of an item with
         drafts that is known when they are accepted or refused.
         """
-        rows = self._rows(self.forward(items).logits, items, self.engine.limits.vocab_size)
+        rows = self.rows_of(self.forward(items).logits, items, self.engine.limits.vocab_size)
         for item in items:
             sequence = cast(EngineSequence, item.sequence)
             sequence.num_done = item.stop - len(item.drafts)
@@ -115,7 +115,7 @@ class EngineHost:
         """Compute items that all want hidden states; return ``[rows, hidden]``."""
         output = self.forward(items)
         assert output.logits is None, "no item wants logits"
-        return self._rows(output.hidden, items, self.engine.limits.hidden_size)
+        return self.rows_of(output.hidden, items, self.engine.limits.hidden_size)
 
     def prefill(self, sequence: EngineSequence, *, chunk_tokens: int | None = None) -> Row:
         """Compute all present tokens of an admitted sequence; return the last one's logits."""
@@ -159,7 +159,7 @@ class EngineHost:
         self.engine.release(sequence)
         return row
 
-    def _rows(self, made: Array | None, items: Seq[WorkItem], width: int) -> Row:
+    def rows_of(self, made: Array | None, items: Seq[WorkItem], width: int) -> Row:
         """Return a copy of rows: their memory is the engine's. Fail if they have another shape."""
         shape = (sum(item.num_rows for item in items), width)
         rows = np.zeros((0, width)) if made is None else to_numpy(made)

@@ -63,6 +63,18 @@ class Segment(NamedTuple):
         return [i for i, slot in slots if slot.start < self.stop and slot.stop > self.start]
 
 
+class NextTokens(NamedTuple):
+    """The newest tokens of sequences, which only the device knows.
+
+    Attributes:
+        ids: ``[rows]`` int64 on the device.
+        rows: the row of each sequence.
+    """
+
+    ids: torch.Tensor
+    rows: dict[SequenceView, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass.
@@ -108,12 +120,18 @@ class Batcher:
         self._images = images
         self._block_offsets = np.arange(pool.block_tokens)
 
-    def build(self, items: Seq[WorkItem], states: dict[SequenceView, PromptState]) -> Batch:
+    def build(
+        self,
+        items: Seq[WorkItem],
+        states: dict[SequenceView, PromptState],
+        next_tokens: NextTokens | None = None,
+    ) -> Batch:
         """Lay out the items: decodes first, then chunks.
 
         Args:
             items: with decodes ordered from short sequences to long ones.
             states: of their sequences.
+            next_tokens: the tokens of decodes, if their sequences do not hold them.
         """
         decodes, chunks, ends = _flatten(items, states)
         segments = decodes + chunks
@@ -126,14 +144,21 @@ class Batcher:
         visual = _visual_mask(segments)
         visual_mask = None if visual is None else uploads.add(visual.astype(np.int64))
         cross_attention = self._cross_attention(segments, uploads)
+        sources = None if next_tokens is None else uploads.add(_sources(segments, next_tokens))
         uploads.send()
+        if next_tokens is not None and sources is not None:
+            ids[0] = next_tokens.ids[sources]
         inputs = self._inputs(segments, ids, visual_mask)
         more = {} if cross_attention is None else cross_attention.arguments()
         arguments = {**inputs, "position_ids": positions, **more}
         return Batch(lambda: arguments, step, rows, marks, cross_attention)
 
     def build_static(
-        self, items: Seq[WorkItem], states: dict[SequenceView, PromptState], static: StaticStep
+        self,
+        items: Seq[WorkItem],
+        states: dict[SequenceView, PromptState],
+        static: StaticStep,
+        next_tokens: NextTokens | None = None,
     ) -> Batch:
         """Lay out decodes and rows of padding, with tensors of fixed shapes and addresses.
 
@@ -141,6 +166,7 @@ class Batcher:
             items: decodes of sequences that attend to no image, ordered from short to long ones.
             states: of their sequences.
             static: holds the tensors.
+            next_tokens: their tokens, if the sequences do not hold them.
         """
         decodes, _, ends = _flatten(items, states)
         uploads, num_padding = static.uploads, static.shape.num_rows - len(decodes)
@@ -155,8 +181,15 @@ class Batcher:
             for array in (ids, positions)
         )
         on_device = [uploads.add(array) for array in (ids, positions, rows, marks)]
+        # Steps with and without it have the same shapes.
+        own = np.zeros(len(decodes), np.int64)
+        sources = own if next_tokens is None else _sources(decodes, next_tokens)
+        sources_on_device = uploads.add(np.pad(sources, (0, num_padding)))
         static.note_shapes()
         uploads.send()
+        if next_tokens is not None:
+            num = len(decodes)
+            on_device[0][0, :num] = next_tokens.ids[sources_on_device[:num]]
         arguments = partial(self._plain_arguments, *on_device[:2])
         return Batch(arguments, step, on_device[2][:num_wanted], on_device[3])
 
@@ -277,6 +310,11 @@ def _embeds(segment: Segment) -> Embeds:
     if segment.state.embeds is None:
         raise EngineError("a prompt's images were not read before its tokens")
     return segment.state.embeds
+
+
+def _sources(segments: list[Segment], next_tokens: NextTokens) -> np.ndarray:
+    """Return the row of each segment's token among the newest ones."""
+    return np.array([next_tokens.rows[segment.sequence] for segment in segments], np.int64)
 
 
 def _positions(segments: list[Segment]) -> np.ndarray:

@@ -246,6 +246,7 @@ def limits(
         is_batch_invariant=False,
         max_item_rows=settings.max_chunk_tokens,
         max_draft_tokens=min(MAX_DRAFT_TOKENS, settings.max_chunk_tokens - 1) if can_rewind else 0,
+        overlaps_steps=settings.overlap_steps and can_rewind and views.model.device.type == "cuda",
         hidden_size=needs.hidden_size,
         precision=", ".join(filter(None, (dtype, rounding, packed, cache))),
     )

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
@@ -15,7 +16,7 @@ from vlmkit_torch.attention.paged import AttentionContext
 from vlmkit_torch.cache.recurrent_states import RecurrentStates
 from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
 from vlmkit_torch.devices import hardware
-from vlmkit_torch.engine.batch import Batch, Batcher, PromptState
+from vlmkit_torch.engine.batch import Batch, Batcher, NextTokens, PromptState
 from vlmkit_torch.engine.cuda_graphs import CudaGraphs
 from vlmkit_torch.engine.non_finite import NonFiniteTracker
 from vlmkit_torch.engine.packing import Packing
@@ -67,14 +68,30 @@ class ModelRunner:
         if static_steps is not None:
             self.graphs = CudaGraphs(context.cache.device, static_steps, self._decode)
 
-    def run(self, items: Seq[WorkItem]) -> StepOutput:
-        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`."""
+    def run_next(self, items: Seq[WorkItem], token_ids: torch.Tensor) -> StepOutput:
+        """Compute one token of each item; see :class:`vlmkit.interfaces.engine.OverlapsSteps`.
+
+        Args:
+            items: of sequences that do not hold these tokens.
+            token_ids: ``[items]`` int64 on the device.
+        """
+        rows = {item.sequence: row for row, item in enumerate(items)}
+        placeholders = [replace(item, drafts=(0,)) for item in items]
+        return self.run(placeholders, NextTokens(token_ids, rows))
+
+    def run(self, items: Seq[WorkItem], next_tokens: NextTokens | None = None) -> StepOutput:
+        """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
+
+        Args:
+            items: one item for each sequence.
+            next_tokens: the tokens to compute; None if the items hold them.
+        """
         for item in items:
             if item.sequence not in self.states:
                 self.states[item.sequence] = PromptState(item.sequence.plan.state)
         hidden: dict[SequenceView, torch.Tensor] = {}
         for group in self._groups(items):
-            for rows in self._step_size.run(self._compute, group):
+            for rows in self._step_size.run(partial(self._compute, next_tokens), group):
                 hidden |= rows
         output = StepOutput(
             logits=self._rows(items, hidden, "logits"), hidden=self._rows(items, hidden, "hidden")
@@ -134,9 +151,11 @@ class ModelRunner:
             return [[*decodes, *chunks]]
         return [decodes, *([chunk] for chunk in chunks)] if decodes else [[c] for c in chunks]
 
-    def _compute(self, items: list[WorkItem]) -> dict[SequenceView, torch.Tensor]:
+    def _compute(
+        self, next_tokens: NextTokens | None, items: list[WorkItem]
+    ) -> dict[SequenceView, torch.Tensor]:
         """Run one forward pass; return the last hidden states of each item that wants rows."""
-        hidden, batch = self._hidden(items)
+        hidden, batch = self._hidden(items, next_tokens)
         hidden = hidden.reshape(-1, hidden.shape[-1])
         if self._non_finite is not None:
             self._non_finite.record(hidden, batch.marks)
@@ -145,14 +164,16 @@ class ModelRunner:
         rows = torch.split(hidden[batch.rows], [item.num_rows for item in wanted])
         return dict(zip((item.sequence for item in wanted), rows, strict=True))
 
-    def _hidden(self, items: list[WorkItem]) -> tuple[torch.Tensor, Batch]:
+    def _hidden(
+        self, items: list[WorkItem], next_tokens: NextTokens | None
+    ) -> tuple[torch.Tensor, Batch]:
         """Return the last hidden states of all tokens of a pass, and how it was laid out."""
         if self.graphs is not None and all(map(_is_decode, items)):
             num_axes = max(self.states[item.sequence].layout.num_axes for item in items)
             if (static := self.graphs.steps.step_for(items, num_axes)) is not None:
-                build = partial(self._batcher.build_static, items, self.states, static)
-                return self.graphs.run(static, build)
-        batch = self._batcher.build(items, self.states)
+                layout = (items, self.states, static, next_tokens)
+                return self.graphs.run(static, partial(self._batcher.build_static, *layout))
+        batch = self._batcher.build(items, self.states, next_tokens)
         owners, starts = [item.sequence for item in items], [item.start for item in items]
         if self.recurrent is not None:
             self.recurrent.load(owners, starts)

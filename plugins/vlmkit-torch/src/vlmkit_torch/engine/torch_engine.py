@@ -3,18 +3,20 @@
 Implements ``vlmkit.interfaces.engine.Engine``. Selects no work items and samples no tokens.
 """
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
+from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
 from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import Admission, EngineLimits
 from vlmkit.interfaces.media_encoder import MediaEncoder
-from vlmkit.interfaces.prompt import Prompt, PromptPlan
+from vlmkit.interfaces.prompt import Array, Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit import selfcheck_records
@@ -202,7 +204,6 @@ class TorchEngine:
         self._cache.release(sequence)
         self._runner.forget(sequence)
 
-    @torch.no_grad()
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         """Compute the items; see :meth:`vlmkit.interfaces.engine.Engine.forward`.
 
@@ -210,9 +211,44 @@ class TorchEngine:
             OutOfMemory: the device's memory is not enough for one of the items alone.
             EngineError: the device failed.
         """
+        return self._run(partial(self._runner.run, items))
+
+    def forward_next(self, items: Seq[WorkItem], token_ids: Array) -> StepOutput:
+        """Compute tokens that only the device knows, one of each item, without waiting for it.
+
+        See :class:`vlmkit.interfaces.engine.OverlapsSteps`.
+
+        Raises:
+            OutOfMemory: the device's memory is not enough for one of the items alone.
+            EngineError: the device failed.
+        """
+        ids = torch.as_tensor(token_ids, dtype=torch.int64, device=self._device)
+        return self._run(partial(self._runner.run_next, items, ids))
+
+    def start_read(self, array: Array) -> Callable[[], NDArray[Any]]:
+        """Start to copy an array to the host; return a function that waits for the copy.
+
+        A plain read would also wait for the steps that are started before it.
+        """
+        tensor = torch.as_tensor(array)
+        if not tensor.is_cuda:
+            return tensor.numpy
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
+        copy.copy_(tensor, non_blocking=True)
+        is_copied = torch.cuda.Event()
+        is_copied.record()
+
+        def wait() -> NDArray[Any]:
+            is_copied.synchronize()
+            return copy.numpy()
+
+        return wait
+
+    @torch.no_grad()
+    def _run(self, compute: Callable[[], StepOutput]) -> StepOutput:
         with hardware.exclusive(self._device):
             try:
-                return self._runner.run(items)
+                return compute()
             except Exception as error:
                 hint = "lower engine.max_chunk_tokens or engine.cache_gib"
                 failure = faults.device_error(error, self._device, "this request", hint)

@@ -194,6 +194,7 @@ class Loop:
             self._fail(error)
         finally:
             self._since, self._steps.items = 0.0, ()
+            self._steps.overlap.discard_all()
             self._encodings.stop()
             self._inbox.wake()  # for threads that wait until nothing runs
 
@@ -237,6 +238,8 @@ class Loop:
             self._inbox.wait(self._can_run)
 
     def _can_run(self) -> bool:
+        if self._steps.overlap.has_started:
+            return True
         return not self._steps.is_stuck and self._jobs.can_run
 
 

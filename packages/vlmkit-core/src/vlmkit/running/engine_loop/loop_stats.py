@@ -8,6 +8,7 @@ class LoopStats:
     """What the loop has done since it started."""
 
     num_steps: int = 0
+    num_overlapped_steps: int = 0
     num_tokens_computed: int = 0
     num_tokens_sampled: int = 0
     num_tokens_drafted: int = 0

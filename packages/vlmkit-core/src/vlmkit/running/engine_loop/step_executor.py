@@ -6,7 +6,8 @@ items run one by one and without drafts, so that neither a bad request nor a bad
 another. Queues, texts and readers are elsewhere.
 """
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from vlmkit.interfaces.engine import Engine
 from vlmkit.interfaces.prompt import Array, Prompt
 from vlmkit.interfaces.sampler import Row, Sampler
 from vlmkit.interfaces.sequence import Sequence
-from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.running.faults.attribution import (
     UNKNOWN,
     ComponentError,
@@ -31,7 +32,13 @@ from vlmkit.running.faults.attribution import (
 )
 from vlmkit.running.faults.isolation import engine_error, isolated
 from vlmkit.running.sampling.grammar_bitmask import GrammarBitmask
-from vlmkit.running.sampling.sampled_tokens import choose_tokens, readable, samples
+from vlmkit.running.sampling.sampled_tokens import (
+    StartRead,
+    choose_tokens,
+    read_later,
+    readable,
+    start_samples,
+)
 from vlmkit.types.sample import Sample
 from vlmkit.types.sampling import SamplingParams
 
@@ -60,6 +67,25 @@ class Outcome(Struct, frozen=True, gc=False):
             return item
         num_rejected = len(item.drafts) - (len(self.samples) - 1)
         return replace(item, num_tokens=item.num_tokens - num_rejected, num_rows=1, drafts=())
+
+
+@dataclass(slots=True)
+class SampledStep:
+    """A step whose tokens are chosen, but perhaps not read from the device yet.
+
+    Attributes:
+        items: the items.
+        token_ids: ``[rows]`` the chosen tokens, on the engine's device; None without rows.
+        samples: waits for them, and returns them.
+        masks: the grammar bitmask of the step; None if no row is constrained.
+        states: hidden states ``[rows, hidden]``; None if no item wants any.
+    """
+
+    items: Seq[WorkItem]
+    token_ids: Any
+    samples: Callable[[], list[Sample]]
+    masks: GrammarBitmask | None
+    states: NDArray[np.float32] | None
 
 
 class StepExecutor:
@@ -120,30 +146,53 @@ class StepExecutor:
 
     def _compute_batch(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
         """Run the engine and the sampler on some items; the errors in the list are constraints'."""
+        return self.finish(self.sample(items))
+
+    def sample(
+        self,
+        items: Seq[WorkItem],
+        forward: Callable[[Seq[WorkItem]], StepOutput] | None = None,
+        start_read: StartRead = read_later,
+    ) -> SampledStep:
+        """Choose the tokens of some items, without waiting for the device.
+
+        Args:
+            items: the items.
+            forward: computes them; the engine's method if None.
+            start_read: starts to copy from the engine's device.
+        """
         with_logits = [item for item in items if item.output == "logits"]
         rows, given = _rows(with_logits)
         free = [row for index, row in enumerate(rows) if index not in given] if given else rows
         self._at = SAMPLER
         pick = self._sampler.prepare(free) if free else None
         self._at = ENGINE
-        output = self._engine.forward(items)
+        output = (forward or self._engine.forward)(items)
         _check_rows(output.logits, len(rows))
         _check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
-        has_grammar = any(item.sequence.guide is not None for item in with_logits)
         masks = None
-        if has_grammar:
+        if any(item.sequence.guide is not None for item in with_logits):
             masks = GrammarBitmask(with_logits, self._component_names.of(CONSTRAINT))
-        sampled: Iterator[Sample] = iter(())
+        token_ids: Any = None
+        read: Callable[[], list[Sample]] = list
         if rows and output.logits is not None:
             logits = readable(output.logits)
             self._at = SAMPLER
             token_ids = choose_tokens(logits if masks is None else masks.apply(logits), pick, given)
-            sampled = iter(samples(logits, token_ids, [row.sequence.params for row in rows], given))
-            self._at = ENGINE
+            params = [row.sequence.params for row in rows]
+            read = start_samples(logits, token_ids, params, given, start_read)
         states = None if output.hidden is None else _read_states(output.hidden)
+        return SampledStep(items, token_ids, read, masks, states)
+
+    def finish(self, step: SampledStep) -> list[Outcome | VlmkitError]:
+        """Wait for the tokens of a step, and return the outcome of each item."""
+        self._at = SAMPLER if step.token_ids is not None else ENGINE
+        sampled: Iterator[Sample] = iter(step.samples())
+        self._at = ENGINE
+        states, masks = step.states, step.masks
         outcomes: list[Outcome | VlmkitError] = []
         start = 0
-        for item in items:
+        for item in step.items:
             if states is not None and item.output == "hidden":
                 outcomes.append(Outcome(item, states=states[start : start + item.num_rows]))
                 start += item.num_rows

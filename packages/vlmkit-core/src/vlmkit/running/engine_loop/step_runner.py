@@ -24,6 +24,7 @@ from vlmkit.running.engine_loop.encoder_queue import EncoderQueue, waits
 from vlmkit.running.engine_loop.job import Job
 from vlmkit.running.engine_loop.loop_stats import LoopStats
 from vlmkit.running.engine_loop.step_executor import Outcome, StepExecutor
+from vlmkit.running.engine_loop.step_overlap import StepOverlap
 from vlmkit.running.faults.attribution import UNKNOWN, ComponentNames
 from vlmkit.running.observers.cache_feed import CacheFeed
 from vlmkit.running.observers.dispatch import ObserverDispatch
@@ -65,6 +66,7 @@ class StepRunner:
     Attributes:
         stats: counts what ran.
         jobs: the active sequences.
+        overlap: computes steps, and starts the next one where that is possible.
         items: the items that the engine computes now; empty between steps.
         is_stuck: whether nothing can run until an encoding, a reader or a new request changes that.
     """
@@ -78,11 +80,13 @@ class StepRunner:
         self._observers = components.observers
         self._cache_feed = _cache_feed(components)
         self._block_tokens = engine.limits.prefix_block_tokens
-        self._executor = StepExecutor(engine, components.sampler, names)
+        executor = StepExecutor(engine, components.sampler, names)
+        self.overlap = StepOverlap(engine, components.scheduler, executor, num_waiting)
         self._encodings = encodings
         self._num_waiting = num_waiting
         self._drafting = Drafting(components.proposer, engine.limits, names)
         self._waited_for_media = False  # every item of the last step waited for an encoding
+        self._ended = 0.0  # when the engine and the sampler had computed the last step
         self.stats = LoopStats()
         self.jobs = ActiveJobs(
             engine, components.scheduler, encodings, self._drafting, self.stats, names
@@ -96,11 +100,10 @@ class StepRunner:
         It is a function of its own so that an idle loop keeps no reference to a request's images.
         """
         started, num_sampled = time.perf_counter(), self.stats.num_tokens_sampled
-        step = self._scheduler.plan(self._engine)
-        items = self._encode(step)
-        began = time.perf_counter()
+        step, items, began = self._next_items()
         done = self._forward(items)
-        self._commit(step, done, time.perf_counter() - began)
+        self._ended = time.perf_counter()
+        self._commit(step, done, self._ended - began)
         self.items = ()
         if self._observers is not None and self._observers.handles("step") and done:
             facts = StepFacts(
@@ -113,6 +116,15 @@ class StepRunner:
                 step_s=time.perf_counter() - started,
             )
             self._observers.notify("step", facts)
+
+    def _next_items(self) -> tuple[Step, tuple[WorkItem, ...], float]:
+        """Return the next step, those of its items that can run, and when the engine began."""
+        if items := self.overlap.started_items(self.jobs):
+            self.stats.num_overlapped_steps += 1
+            return Step((), items), items, self._ended
+        step = self._scheduler.plan(self._engine)
+        items = self._encode(step)
+        return step, items, time.perf_counter()
 
     def report_cache_changes(self) -> None:
         """Send observers what changed in the engine's cache since the last call."""
@@ -151,7 +163,7 @@ class StepRunner:
             if item.start < item.sequence.num_prompt_tokens:
                 _note_start(self.jobs[item.sequence])
         self.items = items
-        results = self._executor.compute(items)
+        results = self.overlap.compute(items)
         done = [result for result in results if isinstance(result, Outcome)]
         if len(done) == len(results):
             return done

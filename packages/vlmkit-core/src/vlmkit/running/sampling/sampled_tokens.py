@@ -1,11 +1,13 @@
 """The sampled batch: the chosen tokens of a step, with the log-probabilities that clients want.
 
 Log-probabilities are the model's own, from the logits as the engine returned them. Everything is
-read from the device in one copy. How tokens are chosen is the sampler's business.
+read from the device in one copy, which may be awaited later. How tokens are chosen is the sampler's
+business.
 """
 
 import math
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +22,9 @@ from vlmkit.types.sample import Logprob, Sample
 from vlmkit.types.sampling import MAX_TOP_LOGPROBS, SamplingParams
 
 HOST, METAL = 1, 8  # DLPack's numbers of the CPU and of Apple's GPU
+
+StartRead = Callable[[Array], Callable[[], Any]]
+"""Starts to copy an array from a device; the returned function waits and returns the copy."""
 
 
 def readable(logits: Array) -> Any:
@@ -60,22 +65,33 @@ def choose_tokens(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> A
     return token_ids
 
 
-def samples(
+def read_later(array: Array) -> Callable[[], Any]:
+    """Copy an array from its device only when the copy is asked for."""
+    return lambda: array
+
+
+def start_samples(
     logits: Any,
     token_ids: Any,
     params: Seq[SamplingParams],
     given: Mapping[int, int] = MappingProxyType({}),
-) -> list[Sample]:
-    """Return the chosen tokens, with the log-probabilities that each request asks for.
+    start_read: StartRead = read_later,
+) -> Callable[[], list[Sample]]:
+    """Start to read the chosen tokens, with the log-probabilities that each request asks for.
 
     Args:
         logits: ``[rows, vocab]``, as :func:`readable` returns them.
         token_ids: ``[rows]`` integers, on the same device.
         params: the parameters of each row.
         given: by row, as in :func:`choose_tokens`; these tokens also get a rank.
+        start_read: starts to copy from a device; unused for logits in host memory.
+
+    Returns:
+        A function that waits for the tokens and returns them. It raises an EngineError if an id is
+        outside of the vocabulary, or has no finite logit.
 
     Raises:
-        EngineError: there are more or fewer token ids, or one has no finite logit.
+        EngineError: there are more or fewer token ids than rows.
     """
     xp: Any = namespace_of(logits)
     vocab_size = logits.shape[-1]
@@ -89,7 +105,19 @@ def samples(
     ranked = [row for row in reporting if row in given]
     if ranked:
         parts.append(_ranks(xp, logits, inside, ranked))
-    picked, values, *reports = _read(xp, parts)
+    read = _start_read(xp, parts, start_read)
+    return partial(_finished, read, params, reporting, ranked, vocab_size)
+
+
+def _finished(
+    read: Callable[[], list[Any]],
+    params: Seq[SamplingParams],
+    reporting: list[int],
+    ranked: list[int],
+    vocab_size: int,
+) -> list[Sample]:
+    """Wait for the numbers of a step, and return its tokens."""
+    picked, values, *reports = read()
     ranks = dict(zip(ranked, map(int, reports.pop()), strict=True)) if ranked else {}
     _check(picked, values, vocab_size)
     made = list(map(Sample, map(int, picked)))
@@ -159,17 +187,27 @@ def _likeliest(xp: Any, rows: Any, num: int) -> Any:
     return np.take_along_axis(token_ids, np.lexsort((token_ids, -values), axis=-1), axis=-1)
 
 
-def _read(xp: Any, parts: list[Any]) -> list[Any]:
-    """Return arrays as lists, read from the device in one copy."""
+def _start_read(xp: Any, parts: list[Any], start_read: StartRead) -> Callable[[], list[Any]]:
+    """Start to copy arrays from their device at once; return a function that returns them as lists.
+
+    Arrays in host memory are read now, since their memory may be used again.
+    """
     if array_api_compat.is_numpy_array(parts[0]):
-        return [part.tolist() for part in parts]
-    flat = xp.concat([xp.astype(xp.reshape(part, (-1,)), xp.float64) for part in parts]).tolist()
+        lists = [part.tolist() for part in parts]
+        return lambda: lists
+    flat = xp.concat([xp.astype(xp.reshape(part, (-1,)), xp.float64) for part in parts])
+    wait, shapes = start_read(flat), [tuple(part.shape) for part in parts]
+    return lambda: _as_lists(wait().tolist(), shapes)
+
+
+def _as_lists(flat: list[float], shapes: list[tuple[int, ...]]) -> list[Any]:
+    """Cut numbers into lists of the given shapes."""
     read, start = [], 0
-    for part in parts:
-        width = math.prod(part.shape[1:])
-        stop = start + part.shape[0] * width
-        rows = flat[start:stop]
-        if part.ndim > 1:
+    for num_rows, *axes in shapes:
+        width = math.prod(axes)
+        stop = start + num_rows * width
+        rows: list[Any] = flat[start:stop]
+        if axes:
             rows = [rows[i : i + width] for i in range(0, len(rows), width)]
         read.append(rows)
         start = stop
