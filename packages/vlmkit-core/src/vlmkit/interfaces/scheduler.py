@@ -23,10 +23,6 @@ class Scheduler(Protocol):
     both. In any order, answers must progress while prompts arrive, and new sequences must join
     while answers progress.
 
-    While every admitted sequence decodes and none waits, the loop may repeat a step without a plan:
-    the engine then computes the next token of each sequence before the last one is read. The loop
-    commits such a step like a planned one.
-
     It may set the priority of a sequence that it queues. Otherwise it changes only the counters
     above. It must not keep a sequence that was removed or refused.
 
@@ -49,6 +45,9 @@ class Scheduler(Protocol):
 
     def commit(self, step: Step, duration_s: float) -> None:
         """Record that a step was computed. The loop appends new tokens afterwards.
+
+        While every admitted sequence decodes and none waits, the loop may repeat a step without a
+        plan, see :class:`vlmkit.interfaces.engine.OverlapsSteps`.
 
         Args:
             step: the items that ran, without rejected drafts. Items that failed or wait for an

@@ -35,7 +35,7 @@ from vlmkit.running.sampling.grammar_bitmask import GrammarBitmask
 from vlmkit.running.sampling.sampled_tokens import (
     StartRead,
     choose_tokens,
-    read_later,
+    read_on_demand,
     readable,
     start_samples,
 )
@@ -152,7 +152,7 @@ class StepExecutor:
         self,
         items: Seq[WorkItem],
         forward: Callable[[Seq[WorkItem]], StepOutput] | None = None,
-        start_read: StartRead = read_later,
+        start_read: StartRead = read_on_demand,
     ) -> SampledStep:
         """Choose the tokens of some items, without waiting for the device.
 

@@ -67,7 +67,7 @@ class StepOverlap:
 
     @property
     def has_started(self) -> bool:
-        """Whether the engine computes a step that nobody has read."""
+        """Whether the engine computes a step that is not read yet."""
         return self._started is not None
 
     def started_items(self, running: Container[Sequence]) -> tuple[WorkItem, ...]:
@@ -119,7 +119,7 @@ class StepOverlap:
         """Return whether a step can be followed by the next token of each of its sequences."""
         if self._scheduler.num_running != len(items) or self._num_waiting():
             return False
-        return all(map(_can_be_followed, items))
+        return all(map(_gives_one_token, items))
 
     def _start_next(self, step: SampledStep) -> None:
         """Start the step after one whose tokens are chosen, unless that is impossible."""
@@ -157,7 +157,7 @@ class StepOverlap:
                 self._cache.truncate(item.sequence, item.start)
 
 
-def _can_be_followed(item: WorkItem) -> bool:
+def _gives_one_token(item: WorkItem) -> bool:
     """Return whether an item gives its sequence exactly one token, and no draft is expected."""
     sequence = item.sequence
     return (

@@ -65,7 +65,7 @@ def choose_tokens(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> A
     return token_ids
 
 
-def read_later(array: Array) -> Callable[[], Any]:
+def read_on_demand(array: Array) -> Callable[[], Any]:
     """Copy an array from its device only when the copy is asked for."""
     return lambda: array
 
@@ -75,7 +75,7 @@ def start_samples(
     token_ids: Any,
     params: Seq[SamplingParams],
     given: Mapping[int, int] = MappingProxyType({}),
-    start_read: StartRead = read_later,
+    start_read: StartRead = read_on_demand,
 ) -> Callable[[], list[Sample]]:
     """Start to read the chosen tokens, with the log-probabilities that each request asks for.
 
