@@ -10,9 +10,16 @@ import pytest
 
 from mock_model import Hesitant, hesitant, picture, wait_until
 from vlmkit.running.engine_loop.ngram import NgramProposer
+from vlmkit.running.engine_loop.step_executor import StepExecutor
+from vlmkit.running.engine_loop.step_overlap import StepOverlap
 from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.types.constraint import JsonSchema, OneOf, Regex
+from vlmkit.types.message import Message
 from vlmkit_guidance.compiler import GuidanceCompiler
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing import new_sequence
 
 SMALL = {"capacity_tokens": 320, "max_sequences": 4, "max_sequence_tokens": 256}
 """Room for a few sequences, so that some are preempted."""
@@ -215,3 +222,18 @@ def test_an_idle_loop_holds_no_step():
         loop = model.runner._loop
         wait_until(lambda: not loop._steps.overlap.has_started)
         assert model.runner.stats().num_free_tokens == 2**14
+
+
+def test_a_sequence_that_did_not_get_its_token_goes_on_without_the_step():
+    """A constraint may take back what the sampler chose."""
+    engine, scheduler = Hesitant(MockEngineSettings(overlaps_steps=True)), ContinuousScheduler()
+    prompt = MockTokenizer().prompt([Message.of("user", "hello")])
+    sequence = new_sequence(prompt, plan=engine.read(prompt), max_tokens=9)
+    scheduler.add(sequence)
+    overlap = StepOverlap(engine, scheduler, StepExecutor(engine, ArraySampler()), lambda: 0)
+    items = scheduler.plan(engine).items
+    (first,) = overlap.compute(items)
+    assert overlap.has_started
+    assert overlap.started_items({sequence}) == ()
+    assert not overlap.has_started
+    assert overlap.compute(items) == [first]

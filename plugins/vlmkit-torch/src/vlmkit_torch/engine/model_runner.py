@@ -75,7 +75,7 @@ class ModelRunner:
             items: of sequences that do not hold these tokens.
             token_ids: ``[items]`` int64 on the device.
         """
-        rows = {item.sequence: row for row, item in enumerate(items)}
+        rows: dict[SequenceView, int] = {item.sequence: row for row, item in enumerate(items)}
         placeholders = [replace(item, drafts=(0,)) for item in items]
         return self.run(placeholders, NextTokens(token_ids, rows))
 

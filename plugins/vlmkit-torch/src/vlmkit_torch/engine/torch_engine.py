@@ -235,7 +235,7 @@ class TorchEngine:
             return tensor.numpy
         copy = torch.empty(tensor.shape, dtype=tensor.dtype).pin_memory()
         copy.copy_(tensor, non_blocking=True)
-        is_copied = torch.cuda.Event()
+        is_copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         is_copied.record()
 
         def wait() -> NDArray[Any]:

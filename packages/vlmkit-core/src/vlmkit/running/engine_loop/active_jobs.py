@@ -60,7 +60,7 @@ class ActiveJobs:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def __contains__(self, sequence: Sequence) -> bool:
+    def __contains__(self, sequence: object) -> bool:
         return sequence in self._jobs
 
     def __getitem__(self, sequence: Sequence) -> Job:

@@ -194,7 +194,7 @@ class Loop:
             self._fail(error)
         finally:
             self._since, self._steps.items = 0.0, ()
-            self._steps.overlap.discard_all()
+            self._steps.overlap.forget()
             self._encodings.stop()
             self._inbox.wake()  # for threads that wait until nothing runs
 

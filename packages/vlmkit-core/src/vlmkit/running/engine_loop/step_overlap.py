@@ -81,7 +81,7 @@ class StepOverlap:
         items, output = self._started
         rows = [row for row, item in enumerate(items) if item.sequence in running]
         if any(len(items[row].sequence) != items[row].stop for row in rows):
-            self._discard(items, running)  # a constraint allowed no token
+            self._discard_started(running)  # a constraint allowed no token
             return ()
         items = tuple(items[row] for row in rows)
         self._started = None
@@ -107,12 +107,11 @@ class StepOverlap:
             self._start_next(step)
             return self._executor.finish(step)
         except Exception:  # noqa: BLE001 - a component may raise anything; the executor finds out
-            if self._started is not None:
-                self._discard(self._started.items, [item.sequence for item in items])
+            self._discard_started([item.sequence for item in items])
             return self._executor.compute(items)
 
-    def discard_all(self) -> None:
-        """Drop the step that was started; the engine is about to be closed."""
+    def forget(self) -> None:
+        """Drop the step that was started, without the engine, which may have failed."""
         self._started = None
 
     def _may_repeat(self, items: Seq[WorkItem]) -> bool:
@@ -132,7 +131,7 @@ class StepOverlap:
         try:
             output = self._engine.forward_next(items, _selected(step.token_ids, rows))
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
-            self._discard(items, [item.sequence for item in items])
+            self._truncate(items)
             self._note_failure(error)
         else:
             self._num_failures = 0
@@ -144,17 +143,19 @@ class StepOverlap:
             log.warning("steps are not overlapped any more: forward_next fails", exc_info=error)
             self._engine = None
 
-    def _discard(self, items: Seq[WorkItem], running: Container[Sequence]) -> None:
-        """Drop the step that was started, and what the engine's cache holds of it.
+    def _discard_started(self, running: Container[Sequence]) -> None:
+        """Drop the step that was started, if any, and what the engine's cache holds of it.
 
         Args:
-            items: of that step.
             running: the sequences that are still admitted.
         """
-        self._started = None
+        started, self._started = self._started, None
+        if started is not None:
+            self._truncate([item for item in started.items if item.sequence in running])
+
+    def _truncate(self, items: Seq[WorkItem]) -> None:
         for item in items:
-            if item.sequence in running:
-                self._cache.truncate(item.sequence, item.start)
+            self._cache.truncate(item.sequence, item.start)
 
 
 def _gives_one_token(item: WorkItem) -> bool:
