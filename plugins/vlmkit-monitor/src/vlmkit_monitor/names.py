@@ -74,6 +74,7 @@ METRICS = (
     _gauge("kv_cache_tokens", "model", "tokens that the cache holds"),
     _gauge("kv_cache_used_tokens", "model", "tokens that sequences have room for"),
     _counter("steps", "model", "steps of the engine"),
+    _counter("overlapped_steps", "model", "steps that started before the last one was read"),
     _counter("computed_tokens", "model", "tokens that the engine computed"),
     _counter("generated_tokens", "model", "tokens that were chosen"),
     _counter("draft_tokens", "model", "tokens that were guessed"),
