@@ -369,7 +369,12 @@ def test_two_towers_beside_a_file_are_rejected_with_both_names(
     names = rf"'{PROJECTOR}' and 'mmproj-tiny-F32\.gguf'"
     with pytest.raises(CheckpointError, match=names) as caught:
         vlmkit.load(file, engine={"use": "torch"})
-    assert caught.value.hint == "move the other ones to another folder"
+    assert caught.value.hint == f'name one: projector = "{PROJECTOR}"'
+    file.with_name(PROJECTOR).rename(file.with_name("mmproj-tiny.gguf"))
+    own = {"engine": {"use": "torch", "cache_tokens": 1024}, "projector": "mmproj-tiny.gguf"}
+    with vlmkit.load(file, **own) as model:
+        picture = zoo.picture(1)
+        assert model.generate("What?", images=[picture], max_tokens=2).usage.completion_tokens == 2
 
 
 def test_the_file_of_a_tower_is_no_model(source: Source, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from vlmkit.assembly.load import assemble
 from vlmkit.assembly.sources import find, inspected, remove, resolve, resolve_local
 from vlmkit.config import Config, ModelEntry
 from vlmkit.config.pipeline_plan import PipelinePlan, pipeline_plan
-from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
+from vlmkit.errors import CheckpointError, ConfigError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.derived_files import derived_folder
 from vlmkit.kit.single_file import (
@@ -25,6 +25,7 @@ from vlmkit.kit.single_file import (
     suffix_of,
     tag_of,
 )
+from vlmkit.kit.weight_files import projector_files
 from vlmkit.plugins import loader
 
 READER = """
@@ -344,6 +345,54 @@ def test_a_vision_tower_is_selected_by_its_name(
     file: str, names: list[str], tower: str | None
 ) -> None:
     assert select_projector(file, names) == tower
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_vision_tower_is_the_one_that_the_user_names(is_alone: bool, tmp_path: Path) -> None:
+    file = single(tmp_path, "tiny.gguf")
+    for name in ("mmproj-F16.gguf", "mmproj-F32.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    if not is_alone:
+        (tmp_path / "config.json").write_text("{}")
+    reference = str(file if is_alone else tmp_path)
+    plugins = with_reader(tmp_path, suffixes='(".gguf",)')
+    found = resolve(reference, plugins, projector="mmproj-F32.gguf")
+    assert projector_files(found) == [tmp_path / "mmproj-F32.gguf"]
+    assert resolve_local(reference, plugins, projector="mmproj-F32.gguf") == found
+    other = resolve(reference, plugins, projector="mmproj-F16.gguf")
+    assert other.fingerprint != found.fingerprint
+    assert len(projector_files(resolve(reference, plugins))) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "problem", "hint"),
+    [
+        ("mmproj-F32.gguf", "is not beside 'tiny.gguf'", "there are: mmproj-F16.gguf"),
+        ("other/mmproj-F16.gguf", "is not in the folder of 'tiny.gguf'", "put it beside the model"),
+        ("..\\mmproj-F16.gguf", "is not in the folder of 'tiny.gguf'", "put it beside the model"),
+        ("tiny.gguf", "'tiny.gguf' is the model", "there are: mmproj-F16.gguf"),
+        ("", "'' is not beside 'tiny.gguf'", "there are: mmproj-F16.gguf"),
+    ],
+)
+def test_a_vision_tower_that_is_not_beside_the_model_is_refused(
+    named: str, problem: str, hint: str, tmp_path: Path
+) -> None:
+    file = single(tmp_path, "tiny.gguf")
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    plugins = with_reader(tmp_path, suffixes='(".gguf",)')
+    with pytest.raises(CheckpointError) as caught:
+        resolve(str(file), plugins, projector=named)
+    assert problem in str(caught.value)
+    assert str(caught.value.hint).startswith(hint)
+
+
+def test_only_a_model_in_a_gguf_file_has_a_projector(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is in no GGUF file") as caught:
+        resolve(str(single(tmp_path)), with_reader(tmp_path), projector="mmproj-F16.gguf")
+    assert caught.value.hint == "leave projector out"
+    wrong: Any = 1
+    with pytest.raises(ConfigError, match="projector"):
+        resolve(str(single(tmp_path)), with_reader(tmp_path), projector=wrong)
 
 
 def test_a_repository_without_files_of_a_suffix_is_reported() -> None:

@@ -16,6 +16,7 @@ import vlmkit
 import zoo
 from parity import pipeline, runner
 from vlmkit.assembly.load import assemble
+from vlmkit.cli import run as command
 from vlmkit.config.plugin_loading import load_plugins
 from vlmkit.config.renderer_plan import WorkerProcesses
 from vlmkit.config.structs import Component, Config, ModelEntry
@@ -269,6 +270,40 @@ def test_two_projectors_are_refused_by_their_names(pair: Folders, tmp_path: Path
     file = copied(pair("gemma3"), tmp_path)
     shutil.copy(tmp_path / "mmproj.gguf", tmp_path / "mmproj-other.gguf")
     assert "2 files with vision towers, 'mmproj-other.gguf' and 'mmproj.gguf'" in refusal(file)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
+def test_the_projector_that_the_user_names_is_used(
+    family: str, pair: Folders, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With a file alone and with a folder, through the subprocess, beside that of another model."""
+    folder = tmp_path / "model"
+    shutil.copytree(pair(family), folder, ignore=shutil.ignore_patterns("plain", "source"))
+    shutil.copy(pair("gemma3") / "mmproj.gguf", folder / "mmproj-other.gguf")
+    zoo.picture(1).save(tmp_path / "picture.png")
+    is_folder = (folder / "config.json").exists()
+    arguments = ["ask", str(folder if is_folder else folder / "model.gguf"), "What?"]
+    arguments += ["--image", str(tmp_path / "picture.png"), "--max-tokens", "3"]
+    for setting in ("engine.use=llama", "engine.cache_tokens=1200", "engine.num_threads=1"):
+        arguments += ["--set", setting]
+
+    def ask(*more: str) -> tuple[int, str]:
+        code = command([*arguments, *more])
+        written = capfd.readouterr()
+        return code, written.out + written.err
+
+    code, written = ask("--set", "projector=mmproj.gguf")
+    assert (code, "[stopped at the limit of 3 tokens]" in written) == (0, True), written
+    for more, problem in (
+        ((), "2 files with vision towers"),
+        (("--set", "projector=mmproj-other.gguf"), "'mmproj-other.gguf'"),
+        (("--set", "projector=mmproj-F16.gguf"), "'mmproj-F16.gguf' is not beside 'model.gguf'"),
+        (("--set", "projector=../mmproj.gguf"), "'../mmproj.gguf' is not in the folder of"),
+    ):
+        code, written = ask(*more)
+        assert code != 0
+        assert problem in " ".join(written.split())
 
 
 def test_a_projector_of_another_model_is_refused(pair: Folders, tmp_path: Path) -> None:

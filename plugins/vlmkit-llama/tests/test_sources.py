@@ -67,11 +67,13 @@ def test_a_tag_of_a_hub_fetches_its_pieces_and_one_projector_and_nothing_else(
     zoo.picture(1).save(picture)
     source = shutil.copy(folder / "model.gguf", tmp_path / "TINY-Q8_0.gguf")
     found = gguf_folders.in_pieces(Path(source), tmp_path, NUM_PIECES)
-    tower = (folder / "mmproj.gguf").read_bytes()
     others = ("TINY-F16.gguf", "TINY-Q4_0-00001-of-00002.gguf", "TINY-Q4_0-00002-of-00002.gguf")
     files = {
         **{file.name: file.read_bytes() for file in found},
-        **{f"mmproj-{kind}.gguf": tower for kind in ("F32", "F16")},
+        **{
+            f"mmproj-{kind}.gguf": (pair("smolvlm", tower=kind) / "mmproj.gguf").read_bytes()
+            for kind in ("F32", "F16")
+        },
         **dict.fromkeys(others, b"GGUF"),
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
@@ -88,6 +90,18 @@ def test_a_tag_of_a_hub_fetches_its_pieces_and_one_projector_and_nothing_else(
             )
             assert "[stopped at the limit of 3 tokens]" in done.stdout + done.stderr, done
         assert hub.downloaded() == {*(file.name for file in found), "mmproj-F16.gguf"}
+        command += ["--set", "projector=mmproj-F32.gguf"]
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert "[stopped at the limit of 3 tokens]" in done.stdout + done.stderr, done
+        assert "mmproj-F32.gguf" in hub.downloaded()
+        command[-1] = "projector=mmproj-Q8_0.gguf"
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert "'mmproj-Q8_0.gguf' is not beside 'TINY-Q8_0-00001" in done.stderr, done
+        assert "there are: mmproj-F16.gguf, mmproj-F32.gguf" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("architecture", ["jamba", "rwkv7"])

@@ -56,7 +56,7 @@ def file_of(checkpoint: Checkpoint) -> Path | None:
         raise FormatError(
             f"it has {len(found)} files with vision towers, {found[0].name!r} and "
             f"{found[1].name!r}, and only one can be used",
-            hint="move the other ones to another folder",
+            hint=f'name one: projector = "{found[0].name}"',
         )
     return found[0] if found else None
 

@@ -74,7 +74,11 @@ def _fetch(context: BuildContext) -> Checkpoint:
     if split_tag(context.reference)[1]:
         suffixes = context.providers(MODEL).suffixes()
         return fetching.fetch_file(
-            context.reference, context.revision, suffixes, is_update=context.is_update
+            context.reference,
+            context.revision,
+            suffixes,
+            projector=context.projector,
+            is_update=context.is_update,
         )
     return fetching.fetch(context.reference, context.revision, is_update=context.is_update)
 

@@ -75,6 +75,7 @@ def load(
     *,
     config: Config | str | os.PathLike[str] | None = None,
     revision: str | None = None,
+    projector: str | None = None,
     on_stage: OnStage | None = None,
     **sections: Mapping[str, Any],
 ) -> "Model":
@@ -86,6 +87,7 @@ def load(
         config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path or None,
             ``VLMKIT_`` variables apply, too.
         revision: the revision to download from the hub.
+        projector: the name of the file with the vision tower, of several beside a GGUF file.
         on_stage: called with the name of each stage of loading when it begins. When None, a
             notebook shows the stages.
         **sections: sections of the config, such as ``engine={"use": "torch"}``, which override the
@@ -112,7 +114,7 @@ def load(
             )
         file = None if config is None else Path(config)
         layers = read_layers(file, arguments=sections)
-    entry = ModelEntry(model=reference_of(model), revision=revision)
+    entry = ModelEntry(model=reference_of(model), revision=revision, projector=projector)
     plugins = load_plugins(layers.plugins())
     config = with_provider_paths(layers.read(plugins.tables), plugins).config
     runner = assemble(entry, config, plugins, on_stage or notebook_progress())
@@ -142,7 +144,13 @@ def fetch(
     layers = read_layers()
     plugins = load_plugins(layers.plugins())
     config = layers.read(plugins.tables).config
-    return resolve(reference_of(model), plugins, revision or config.revision, check=check)
+    return resolve(
+        reference_of(model),
+        plugins,
+        revision or config.revision,
+        projector=config.projector,
+        check=check,
+    )
 
 
 def find_files(
@@ -156,7 +164,14 @@ def find_files(
         PluginError: a component has no provider that can serve the model here.
     """
     check = partial(refuse_unservable, entry, config, plugins)
-    return resolve(entry.model, plugins, entry.revision, check=check, is_update=is_update)
+    return resolve(
+        entry.model,
+        plugins,
+        entry.revision,
+        projector=entry.projector,
+        check=check,
+        is_update=is_update,
+    )
 
 
 def refuse_unservable(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vlmkit.checkpoints.folder import model_file, model_folder
+from vlmkit.checkpoints.folder import model_file, model_folder, with_projector
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, ConfigError, PluginError, VlmkitError
@@ -79,6 +79,7 @@ def resolve(
     plugins: Plugins,
     revision: str | None = None,
     *,
+    projector: str | None = None,
     check: Check | None = None,
     is_update: bool = False,
 ) -> Checkpoint:
@@ -88,19 +89,23 @@ def resolve(
         reference: the user's reference of the model.
         plugins: the plugins with the model sources.
         revision: the revision of the source; None is the newest.
+        projector: the name of the file with the vision tower; None leaves it to the source.
         check: called before weights are downloaded, if the source has previews.
         is_update: whether to ask the source for a newer version of a model on this disk.
 
     Raises:
         CheckpointError: the model is unknown (the hint lists known ones), or a small file of it has
             values that no model has.
-        ConfigError: the revision is not text.
+        ConfigError: revision or projector is not text.
         VlmkitError: an error of ``check``.
     """
     if not isinstance(revision, str | None):  # Python callers are not checked by msgspec
         raise wrong_type("revision", revision, "a text", '"main"')
+    if not isinstance(projector, str | None):
+        raise wrong_type("projector", projector, "a text", '"mmproj-F16.gguf"')
     found = find(reference, plugins)
     models, context = _source_context(reference, plugins, revision, is_update=is_update)
+    context = replace(context, projector=projector)
     if isinstance(found, Path):
         checkpoint = _local_checkpoint(found, plugins)
     else:
@@ -111,6 +116,8 @@ def resolve(
                     check(preview)
         with without_reference_secrets(reference):
             checkpoint = models.build(name, {}, context)
+    if projector is not None:
+        checkpoint = with_projector(checkpoint, projector)
     if checkpoint.file is not None:
         checkpoint = _read_file(checkpoint, checkpoint.file, plugins, context)
     refuse_unreasonable(checkpoint)
@@ -122,6 +129,7 @@ def inspected(
     plugins: Plugins,
     revision: str | None = None,
     *,
+    projector: str | None = None,
     inspect: Callable[[Checkpoint], T],
     is_final: Callable[[T], bool],
 ) -> T:
@@ -145,7 +153,7 @@ def inspected(
                     break
         if findings:
             return findings[-1]
-    return inspect(resolve_local(reference, plugins, revision))
+    return inspect(resolve_local(reference, plugins, revision, projector=projector))
 
 
 def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int:
@@ -205,7 +213,13 @@ def without_reference_secrets(reference: str) -> Iterator[None]:
         raise CheckpointError(redacted, hint=without_secrets(error.hint, reference)) from None
 
 
-def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+def resolve_local(
+    reference: str,
+    plugins: Plugins,
+    revision: str | None = None,
+    *,
+    projector: str | None = None,
+) -> Checkpoint:
     """Return the files of a model on this disk; downloads nothing.
 
     Raises:
@@ -218,7 +232,7 @@ def resolve_local(reference: str, plugins: Plugins, revision: str | None = None)
             f"model {shown(reference)!r} is not on this disk",
             hint=f"vlmkit models pull {shown(reference)}",
         )
-    return resolve(reference, plugins, revision)
+    return resolve(reference, plugins, revision, projector=projector)
 
 
 def fetched(source: Provider[Checkpoint]) -> list[str]:

@@ -1,12 +1,14 @@
 """Recognises model folders by the names of their files and by small files; reads no weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
-from vlmkit.kit.single_file import gguf_files, is_projector
+from vlmkit.kit.single_file import gguf_files, is_projector, named_projector
+from vlmkit.kit.weight_files import gguf_file
 
 CONFIGS = "*config.json"  # the model's config, or a file that a plugin reads instead
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt")
@@ -32,6 +34,23 @@ def model_folder(folder: Path) -> Checkpoint:
                     hint=FETCH,
                 )
     return checkpoint
+
+
+def with_projector(checkpoint: Checkpoint, wanted: str) -> Checkpoint:
+    """Return a model in a GGUF file with the vision tower that a user named.
+
+    Raises:
+        CheckpointError: the model is in no GGUF file, or the tower is not beside it.
+    """
+    selected = replace(checkpoint, projector=checkpoint.path / wanted)
+    if (file := gguf_file(selected)) is None:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} is in no GGUF file, and only such a model has a projector "
+            f"({wanted!r})",
+            hint="leave projector out",
+        )
+    name = named_projector(file.name, (path.name for path in file.parent.iterdir()), wanted)
+    return replace(checkpoint, projector=file.with_name(name))
 
 
 def model_file(file: Path, readable: Sequence[str]) -> CheckpointError:

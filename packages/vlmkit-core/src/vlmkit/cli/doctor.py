@@ -49,6 +49,7 @@ def doctor(
                 entry.model,
                 plugins,
                 entry.revision,
+                projector=entry.projector,
                 inspect=partial(_model_report, config=layered.config, plugins=plugins, entry=entry),
                 is_final=lambda found: bool(found["unserved"]),
             )

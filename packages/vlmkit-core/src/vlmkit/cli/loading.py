@@ -128,7 +128,9 @@ def wanted_entries(
         return configured
     by_name = {name: entry for entry in configured for name in entry.names}
     return tuple(
-        by_name.get(model) or ModelEntry(model=model, revision=config.revision) for model in models
+        by_name.get(model)
+        or ModelEntry(model=model, revision=config.revision, projector=config.projector)
+        for model in models
     )
 
 

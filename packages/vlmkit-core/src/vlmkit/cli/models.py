@@ -71,7 +71,9 @@ def pull(
     entry = msgspec.structs.replace(entry, revision=revision or entry.revision)
     started = time.perf_counter()
     if force:
-        checkpoint = resolve(entry.model, plugins, entry.revision, is_update=True)
+        checkpoint = resolve(
+            entry.model, plugins, entry.revision, projector=entry.projector, is_update=True
+        )
     else:
         checkpoint = find_files(entry, layered.config, plugins, is_update=True)
     click.echo(f"fetched in {time.perf_counter() - started:.1f} s", err=True)
@@ -117,6 +119,7 @@ def info(
         entry.model,
         plugins,
         entry.revision,
+        projector=entry.projector,
         inspect=partial(_facts, config=layered.config, plugins=plugins),
         is_final=lambda found: bool(found[1]),
     )

@@ -109,8 +109,14 @@ def plan(
         request=request,
         memory_bytes=memory_bytes,
     )
-    model, revision = target.entry.model, target.entry.revision
-    report = inspected(model, target.plugins, revision, inspect=inspect, is_final=lambda _: True)
+    report = inspected(
+        target.entry.model,
+        target.plugins,
+        target.entry.revision,
+        projector=target.entry.projector,
+        inspect=inspect,
+        is_final=lambda _: True,
+    )
     if as_json:
         output.json(report)
     else:

@@ -140,6 +140,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
         aliases: further names for clients; as ``{name = "NAME", fields = {...}}``, a name that sets
             request fields of plugins.
         revision: the revision to download from the hub.
+        projector: the name of the file with the vision tower, of several beside a GGUF file.
         load: when a server loads it; ``server.fleet.load`` applies when None.
         idle_unload_s: time without requests after which a server unloads it;
             ``server.fleet.idle_unload_s`` applies when None.
@@ -153,6 +154,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str | None = None
     aliases: tuple[ModelAlias | AliasEntry, ...] = ()
     revision: str | None = None
+    projector: str | None = None
     load: When | None = None
     idle_unload_s: IdleSeconds | None = None
     memory_bytes: Positive | None = None
@@ -181,6 +183,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         model: a packaged name, a folder, a hub id, or a URI that a plugin supports; a folder that
             starts with a dot is relative to the config file.
         revision: the revision to download from the hub.
+        projector: the name of the file with the vision tower, of several beside a GGUF file.
         models: several models, instead of ``model``.
         plugins: the plugins to load.
         pipeline: limits of each pipeline.
@@ -189,6 +192,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
 
     model: ModelReference | None = None
     revision: str | None = None
+    projector: str | None = None
     models: tuple[ModelEntry, ...] = ()
     plugins: PluginSettings = PluginSettings()
     pipeline: PipelineSettings = PipelineSettings()
@@ -208,7 +212,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
             return self.models
         if self.models:
             raise ConfigError("both model and models are set", hint="keep one of them")
-        return (ModelEntry(model=self.model, revision=self.revision),)
+        return (ModelEntry(model=self.model, revision=self.revision, projector=self.projector),)
 
     def component(self, section: str, entry: ModelEntry | None = None) -> Component:
         """Return a component's section, overridden by that of a model if one is given.

@@ -29,8 +29,8 @@ class Checkpoint:
         path: the folder that holds ``config.json`` and the other files.
         file: the file with the whole model, if it is a single file such as GGUF; None for other
             models. ``path`` is then the folder that its source wrote or found for it.
-        projector: the file with the vision tower of that file, if its source selected one of
-            several. None for other models, and for that beside the file.
+        projector: the file with the vision tower of a model in a GGUF file, if its source or the
+            user selected one of several. None for other models, and for that beside the file.
         revision: the requested revision, if the source has revisions.
         is_preview: whether its weights are not downloaded yet. A safetensors file of a preview ends
             after its header; other weight files are empty. Other large files, such as a vocabulary,
@@ -133,7 +133,7 @@ class Checkpoint:
 
     @property
     def projectors(self) -> list[Path]:
-        """The files with vision towers that belong to the single file, sorted."""
+        """The selected file with a vision tower, or else those beside the single file, sorted."""
         if self.projector is not None:
             return [self.projector]
         return [] if self.file is None else projectors_beside(self.file)
@@ -153,6 +153,8 @@ class Checkpoint:
             if self.file is not None and self.file.parent != self.path:
                 for file in (self.file, *self.projectors):
                     digests |= content.file_digest(file)
+            elif self.projector is not None:
+                digests[f"projector {self.projector.name}"] = ""
         except OSError as error:
             raise CheckpointError(
                 f"a file of model {self.name!r} cannot be read: {error.strerror}"

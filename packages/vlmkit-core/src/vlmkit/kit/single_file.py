@@ -64,7 +64,7 @@ def is_projector(name: str) -> bool:
     return name.lower().endswith(".gguf") and _PROJECTOR.search(name) is not None
 
 
-def select_projector(file: str, names: Iterable[str]) -> str | None:
+def select_projector(file: str, names: Iterable[str], wanted: str | None = None) -> str | None:
     """Return the file with the vision tower of a model in a GGUF file; None if there is none.
 
     Of several precisions, the one that is nearest to what models are published in is selected.
@@ -72,12 +72,48 @@ def select_projector(file: str, names: Iterable[str]) -> str | None:
     Args:
         file: the name of the file with the model.
         names: the names of all files of its repository.
+        wanted: the one that the user named.
+
+    Raises:
+        CheckpointError: there is no file of the name that the user gave.
     """
     if not suffix_of(file, GGUF):
         return None
+    names = list(names)
     found = sorted(name for name in names if "/" not in name and is_projector(name))
+    if wanted is not None:
+        return named_projector(file, names, wanted)
     order = [name for precision in PRECISIONS for name in found if _fits(name, precision, GGUF)]
     return next(iter([*order, *found]), None)
+
+
+def named_projector(file: str, names: Iterable[str], wanted: str) -> str:
+    """Return the file with a vision tower that a user named; it must be beside the model.
+
+    Args:
+        file: the name of the file with the model.
+        names: the names of all files beside it.
+        wanted: what the user named.
+
+    Raises:
+        CheckpointError: it is in another folder, is not there, or is the model.
+    """
+    if "/" in wanted or "\\" in wanted:
+        raise CheckpointError(
+            f"the projector {wanted!r} is not in the folder of {file!r}",
+            hint="put it beside the model, and set projector to its name alone",
+        )
+    names = set(names)
+    if wanted == file or wanted not in names:
+        listed = sorted(name for name in names if "/" not in name and is_projector(name))
+        problem = "is the model" if wanted == file else f"is not beside {file!r}"
+        raise CheckpointError(
+            f"the projector {wanted!r} {problem}",
+            hint=f"there are: {', '.join(listed[:MAX_LISTED])}"
+            if listed
+            else "put the model's 'mmproj' file there",
+        )
+    return wanted
 
 
 def gguf_files(folder: Path) -> list[Path]:

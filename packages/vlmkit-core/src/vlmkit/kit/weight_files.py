@@ -85,7 +85,9 @@ def gguf_file(checkpoint: Checkpoint) -> Path | None:
     found = [
         path
         for path in gguf_files(checkpoint.path)
-        if not is_projector(path.name) and not is_further_piece(path.name)
+        if path != checkpoint.projector
+        and not is_projector(path.name)
+        and not is_further_piece(path.name)
     ]
     if len(found) != 1 or checkpoint.has("*.safetensors*"):
         return None
@@ -104,10 +106,11 @@ def files_of_one(checkpoint: Checkpoint) -> list[Path]:
 
 
 def projector_files(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files with vision towers beside a model's GGUF file, sorted."""
+    """Return the selected vision tower of a model's GGUF file, or all beside it, sorted."""
     if (file := gguf_file(checkpoint)) is None:
         return []
-    return checkpoint.projectors if checkpoint.file is not None else projectors_beside(file)
+    is_selected = checkpoint.file is not None or checkpoint.projector is not None
+    return checkpoint.projectors if is_selected else projectors_beside(file)
 
 
 def _named(index: Any) -> list[str]:

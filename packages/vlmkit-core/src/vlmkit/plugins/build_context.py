@@ -156,6 +156,8 @@ class BuildContext:
         shared: one dictionary for each pipeline, through which the providers of one distribution
             share what is costly to load; use :meth:`share`.
         revision: for model sources: the revision that the user asked for; None is the newest.
+        projector: for model sources: the name of the file with the vision tower that the user asked
+            for; None leaves it to the source.
         is_update: for model sources: ask for the newest commit of the revision, also where one is
             on this disk already.
         on_stage: called with a few words about each stage of a long ``build``.
@@ -179,6 +181,7 @@ class BuildContext:
     settings: Any = None
     shared: dict[Any, Any] = field(default_factory=dict)
     revision: str | None = None
+    projector: str | None = None
     is_update: bool = False
     on_stage: Callable[[str], None] = ignore_progress
     registries: Mapping[str, Registered[Any]] = field(default_factory=dict)

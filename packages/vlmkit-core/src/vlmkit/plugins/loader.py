@@ -42,7 +42,9 @@ from vlmkit.plugins.stdout_guard import StdoutGuard
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-RESERVED_TABLES = frozenset({"fetch", "model", "models", "pipeline", "plugins", "revision"})
+RESERVED_TABLES = frozenset(
+    {"fetch", "model", "models", "pipeline", "plugins", "projector", "revision"}
+)
 """Top-level tables and settings of the core, without those of its kinds."""
 HEAVY = frozenset(
     {

@@ -111,6 +111,7 @@ def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[V
             entry.model,
             plugins,
             entry.revision,
+            projector=entry.projector,
             inspect=partial(_refusals, entry, config, plugins),
             is_final=bool,
         )

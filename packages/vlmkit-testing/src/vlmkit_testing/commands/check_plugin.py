@@ -98,7 +98,7 @@ def _parts(entry: "ModelEntry", layered: "LayeredConfig", found: "Plugins") -> "
     from vlmkit.assembly.sources import resolve
     from vlmkit_testing.verify.subjects import ModelParts
 
-    checkpoint = resolve(entry.model, found, entry.revision)
+    checkpoint = resolve(entry.model, found, entry.revision, projector=entry.projector)
     checkpoint = replace(checkpoint, path=checkpoint.path.resolve())  # it is read elsewhere
     return ModelParts(entry, layered.config, found, checkpoint, is_partial=True)
 

@@ -50,7 +50,9 @@ def cached_folder(reference: str, revision: str | None) -> Path | None:
     return Path(folder)
 
 
-def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -> Path | None:
+def cached_file(
+    reference: str, revision: str | None, suffixes: Iterable[str], projector: str | None = None
+) -> Path | None:
     """Return the file that a reference with a tag selects; None if it is not cached.
 
     A vision tower in the repository must be cached, too, and so must all pieces of the file.
@@ -63,9 +65,10 @@ def cached_file(reference: str, revision: str | None, suffixes: Iterable[str]) -
         return None
     try:
         name = select_file(reference, listing, suffixes)
+        tower = select_projector(name, listing, projector)
     except CheckpointError:
         return None  # the hub may have more files by now
-    names = [*pieces_of(name), *filter(None, [select_projector(name, listing)])]
+    names = [*pieces_of(name), *filter(None, [tower])]
     found = [
         huggingface_hub.try_to_load_from_cache(repository, each, revision=revision)
         for each in names

@@ -40,7 +40,12 @@ def fetch(reference: str, revision: str | None = None, *, is_update: bool = Fals
 
 
 def fetch_file(
-    reference: str, revision: str | None, suffixes: Seq[str], *, is_update: bool = False
+    reference: str,
+    revision: str | None,
+    suffixes: Seq[str],
+    *,
+    projector: str | None = None,
+    is_update: bool = False,
 ) -> Checkpoint:
     """Return one file of a repository, with its vision tower and the files that describe it.
 
@@ -50,6 +55,7 @@ def fetch_file(
         reference: the hub id and a tag, such as ``org/name:Q4_K_M``.
         revision: a branch, tag or commit; None is the main branch.
         suffixes: the suffixes that installed plugins read.
+        projector: the name of the vision tower; None selects one.
         is_update: whether to ask the hub for the newest commit in any case.
 
     Raises:
@@ -62,19 +68,21 @@ def fetch_file(
             hint="install a plugin that owns its suffix, such as '.gguf', or load the safetensors "
             "model that it was made from",
         )
-    file = None if is_update else cache.cached_file(reference, revision, suffixes)
+    file = None if is_update else cache.cached_file(reference, revision, suffixes, projector)
     if file is None:
         with explained(reference, revision):
             if is_update:
                 _refuse_without_hub(repository, revision)
-            file = _fetched_file(reference, revision, suffixes)
+            file = _fetched_file(reference, revision, suffixes, projector)
     folder = file.parent
-    tower = select_projector(file.name, (path.name for path in folder.iterdir()))
-    projector = None if tower is None else folder / tower
-    return Checkpoint(reference, folder, revision, file=file, projector=projector)
+    tower = select_projector(file.name, (path.name for path in folder.iterdir()), projector)
+    selected = None if tower is None else folder / tower
+    return Checkpoint(reference, folder, revision, file=file, projector=selected)
 
 
-def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> Path:
+def _fetched_file(
+    reference: str, revision: str | None, suffixes: Seq[str], projector: str | None
+) -> Path:
     repository, _ = split_tag(reference)
     folder = snapshot(repository, revision, CONFIGS)
     commit = folder.name
@@ -82,7 +90,7 @@ def _fetched_file(reference: str, revision: str | None, suffixes: Seq[str]) -> P
         path.name: path.stat().st_size for path in folder.iterdir()
     }
     name = select_file(reference, listing, suffixes)
-    names = [*pieces_of(name), *filter(None, [select_projector(name, listing)])]
+    names = [*pieces_of(name), *filter(None, [select_projector(name, listing, projector)])]
     if absent := [each for each in names if not (folder / each).exists()]:
         num_bytes = sum(listing[each] for each in absent)
         _refuse_full_disk(reference, folder, num_bytes)
