@@ -22,6 +22,7 @@ import tables
 import torch
 
 import vlmkit
+from vlmkit.interfaces.engine import NUM_REPLAYED
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
@@ -180,7 +181,7 @@ def compared(
     settings = {"device": device, "dtype": dtype, "attention": backend, "cuda_graphs": graphs}
     with loaded(folder, **settings) as engine:
         rows = engine_logits(engine)
-        replays = "" if engine.num_graph_replays or not graphs else ", no replay"
+        replays = "" if engine.counters()[NUM_REPLAYED] or not graphs else ", no replay"
     return f"{largest(rows, exact) / noise:.2f}{replays}"
 
 

@@ -14,10 +14,16 @@ import torch
 
 import zoo
 from parity import runner
+from pretend.cuda_graphs import Graph
 from pretend.steps import TEXTS, begin
 from pretend.torch_cuda import CUDA, pretended_cuda
 from vlmkit.errors import EngineError
+from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED
 from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.running.engine_loop.step_executor import StepExecutor
+from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit_testing import new_sequence
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch.engine import cuda_graphs, static_steps
 
@@ -258,6 +264,41 @@ def test_a_device_error_in_a_graph_ends_the_request_with_the_devices_error(
         items = [host.next_item(sequence, 30) for sequence in sequences]
         with pytest.raises(EngineError, match="device 'cuda:0' failed at this request"):
             host.step(items)
+
+
+def test_a_result_that_cannot_be_used_is_computed_without_the_graph(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a graph that gives what is no number, the requests get the values of the plain step."""
+
+    def decoded(engine: Any) -> list[Any]:
+        executor, sequences = StepExecutor(engine, ArraySampler()), []
+        for prompt in TEXTS:
+            sequence = new_sequence(prompt, plan=engine.read(prompt), max_tokens=20)
+            assert engine.admit(sequence) is not None
+            sequences.append(sequence)
+        items = [WorkItem(sequence, 0, len(sequence), 1) for sequence in sequences]
+        for _ in range(12):
+            for sequence, outcome in zip(sequences, executor.compute(items), strict=True):
+                sequence.output_ids.append(outcome.samples[0].token_id)
+                assert engine.reserve(sequence, len(sequence))
+            items = [WorkItem(sequence, len(sequence) - 1, 1, 1) for sequence in sequences]
+        return [sequence.output_ids for sequence in sequences]
+
+    def spoil(graph: Any) -> None:
+        replay(graph)
+        if engine.counters()[NUM_REPLAYED] in {3, 7}:
+            graph.operations[-1].results[0].fill_(torch.nan)
+
+    replay = Graph.replay
+    expected = decoded(load("llama")[0])
+    with pretended_cuda():
+        engine, _ = load("llama", device="cuda", self_check=False)
+        monkeypatch.setattr(Graph, "replay", spoil)
+        assert decoded(engine) == expected
+        assert engine.counters() == {NUM_REPLAYED: 9, NUM_RECOMPUTED: 2 * len(TEXTS)}
+
+    assert caplog.text.count("could not be used, and is computed without it") == 1
 
 
 def test_a_shape_whose_arrays_change_loses_its_graph(load: Load) -> None:

@@ -1,6 +1,7 @@
 """Engines that keep released data, or work in one thread only."""
 
 import threading
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from honest.engine import AttentionEngine, Floats
@@ -9,7 +10,7 @@ from msgspec import structs
 from broken.broken import Broken
 from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
-from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
 
 
@@ -106,6 +107,30 @@ class ClosesInOneThread(AttentionEngine):
         super().close()
 
 
+class CountsItsSteps(AttentionEngine):
+    """Is correct, and has a counter."""
+
+    num_steps = 0
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        self.num_steps += 1
+        return super().forward(items)
+
+    def counters(self) -> dict[str, int]:
+        return {"num_own_steps": self.num_steps}
+
+
+class DropsItsCounters(CountsItsSteps):
+    is_closed = False
+
+    def counters(self) -> dict[str, int]:
+        return {} if self.is_closed else super().counters()
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
 LIFE = (
     Broken(
         ReadsInOneThread,
@@ -153,5 +178,11 @@ LIFE = (
         "close() runs in the calling thread.",
         "closing_ends_one_engine_alone",
         raises=(RuntimeError,),
+    ),
+    Broken(
+        DropsItsCounters,
+        "Counters keep their names.",
+        "counters_never_fall_and_keep_their_names",
+        honest=CountsItsSteps,
     ),
 )

@@ -9,6 +9,7 @@ from prometheus_client.core import (
     Metric,
 )
 
+from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED
 from vlmkit.interfaces.media_encoder import (
     NUM_REMOTE,
     NUM_REMOTE_FAILURES,
@@ -23,6 +24,8 @@ _MODEL_STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed
 _COUNTED = {
     "num_steps": "steps_total",
     "num_overlapped_steps": "overlapped_steps_total",
+    NUM_REPLAYED: "replayed_steps_total",
+    NUM_RECOMPUTED: "recomputed_steps_total",
     "num_tokens_computed": "computed_tokens_total",
     "num_tokens_sampled": "generated_tokens_total",
     "num_tokens_drafted": "draft_tokens_total",

@@ -75,6 +75,8 @@ METRICS = (
     _gauge("kv_cache_used_tokens", "model", "tokens that sequences have room for"),
     _counter("steps", "model", "steps of the engine"),
     _counter("overlapped_steps", "model", "steps that started before the last one was read"),
+    _counter("replayed_steps", "model", "steps that a CUDA graph computed"),
+    _counter("recomputed_steps", "model", "steps of a CUDA graph that were computed without it"),
     _counter("computed_tokens", "model", "tokens that the engine computed"),
     _counter("generated_tokens", "model", "tokens that were chosen"),
     _counter("draft_tokens", "model", "tokens that were guessed"),

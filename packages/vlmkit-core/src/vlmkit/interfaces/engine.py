@@ -4,7 +4,7 @@ Methods run in the engine loop's thread, with two exceptions: ``read`` runs in s
 threads at once, and ``close`` in the closing thread after the loop's end.
 """
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -193,6 +193,27 @@ class CountsRoom(Protocol):
     def num_free_tokens(self) -> int:
         """Tokens of the cache that are not allocated; read from any thread, at any time."""
         ...
+
+
+@runtime_checkable
+class CountsSteps(Protocol):
+    """An optional method of an engine: counters of its own."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return counters for ``RunnerStats.counters``.
+
+        Called from any thread, also after ``close``. They never fall, and their names are constant.
+        """
+        ...
+
+
+NUM_REPLAYED = "num_replayed_steps"
+NUM_RECOMPUTED = "num_recomputed_steps"
+"""The counters of an engine that repeats steps as recorded graphs of a device.
+
+Steps that a graph computed, and those of them that were computed again without it, since their
+result could not be used.
+"""
 
 
 @runtime_checkable

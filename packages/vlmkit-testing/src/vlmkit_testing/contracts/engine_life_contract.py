@@ -2,11 +2,15 @@
 
 import dataclasses
 import gc
+import itertools
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
+from vlmkit.interfaces.engine import CountsSteps
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
@@ -125,6 +129,22 @@ class EngineLifeContract(EngineSubject):
             gc.collect()
         assert watched["a sequence that was refused"]() is None, "who was refused is kept"
         self.release(host, admitted)
+
+    def test_counters_never_fall_and_keep_their_names(self, longest: Prompt) -> None:
+        """Monitors compute rates of them, and read them until the server ends."""
+        engine = self.make()
+        if not isinstance(engine, CountsSteps):
+            engine.close()
+            pytest.skip("this engine has no counters")
+        seen = [dict(engine.counters())]
+        EngineHost(engine, self.features).last_logits(longest)
+        seen.append(dict(engine.counters()))
+        engine.close()
+        seen.append(dict(engine.counters()))
+        for before, after in itertools.pairwise(seen):
+            assert after.keys() == before.keys()
+            assert all(type(number) is int and number >= 0 for number in before.values())
+            assert all(after[name] >= number for name, number in before.items())
 
 
 def _weakly(kind: type[Any], value: Any) -> Any:

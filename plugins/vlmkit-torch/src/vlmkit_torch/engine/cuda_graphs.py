@@ -6,12 +6,14 @@ no answer. Chooses no steps; ``static_steps`` does.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 
+from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.view import SequenceView
 from vlmkit_torch.attention.load_check import excess_error
 from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.engine.batch import Batch
@@ -38,6 +40,7 @@ class CudaGraphs:
 
     Attributes:
         num_replays: steps that were computed by a graph.
+        num_recomputed: steps that a graph had computed, and that were asked for again.
         steps: the tensors of steps.
 
     Args:
@@ -50,17 +53,44 @@ class CudaGraphs:
         self, device: torch.device, steps: StaticSteps, compute: Callable[[Batch], torch.Tensor]
     ) -> None:
         self.num_replays = 0
+        self.num_recomputed = 0
         self.steps = steps
         self._device = device
         self._compute = compute
         # None if a step must run without a graph; a step that is dropped takes its graph along.
         self._captured: WeakKeyDictionary[StaticStep, CapturedStep | None] = WeakKeyDictionary()
         self._pool = torch.cuda.graph_pool_handle()
+        self._replayed: dict[SequenceView, int] = {}  # the last token that a graph computed
 
-    def run(self, static: StaticStep, build: Callable[[], Batch]) -> tuple[torch.Tensor, Batch]:
+    def may_compute(self, items: Seq[WorkItem]) -> bool:
+        """Return whether a step may be repeated as a graph: none of its tokens was before.
+
+        The loop asks for a token again if it could not use the result. Without the graph, it finds
+        out whether the graph was the cause.
+        """
+        if all(item.start > self._replayed.get(item.sequence, -1) for item in items):
+            return True
+        if not self.num_recomputed:
+            log.warning("a step of a CUDA graph could not be used, and is computed without it")
+        self.num_recomputed += 1
+        return False
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget that a graph computed the tokens of a sequence after its first ``num_tokens``."""
+        if self._replayed.get(sequence, -1) >= num_tokens:
+            self._replayed[sequence] = num_tokens - 1
+
+    def forget(self, sequence: SequenceView) -> None:
+        """Forget a sequence."""
+        self._replayed.pop(sequence, None)
+
+    def run(
+        self, items: Seq[WorkItem], static: StaticStep, build: Callable[[], Batch]
+    ) -> tuple[torch.Tensor, Batch]:
         """Return the hidden states of a step and its batch.
 
         Args:
+            items: of the step.
             static: the tensors of the step.
             build: lays out the step in these tensors.
         """
@@ -75,11 +105,13 @@ class CudaGraphs:
             return self._compute(batch), batch
         captured.graph.replay()
         self.num_replays += 1
+        self._replayed.update((item.sequence, item.start) for item in items)
         return captured.hidden, batch
 
     def clear(self) -> None:
         """Drop all graphs, and the memory of their steps."""
         self._captured.clear()
+        self._replayed.clear()
         self.steps.clear()
 
     def _capture(

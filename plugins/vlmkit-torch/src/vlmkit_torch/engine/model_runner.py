@@ -112,9 +112,16 @@ class ModelRunner:
         """
         self._packing = Packing(self._views, files)
 
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget the tokens of a sequence after its first ``num_tokens``."""
+        if self.graphs is not None:
+            self.graphs.truncate(sequence, num_tokens)
+
     def forget(self, sequence: SequenceView) -> None:
         """Drop everything about a sequence."""
         self.states.pop(sequence, None)
+        if self.graphs is not None:
+            self.graphs.forget(sequence)
         if self.recurrent is not None:
             self.recurrent.forget(sequence)
         if self._packing is not None:
@@ -168,11 +175,12 @@ class ModelRunner:
         self, items: list[WorkItem], next_tokens: NextTokens | None
     ) -> tuple[torch.Tensor, Batch]:
         """Return the last hidden states of all tokens of a pass, and how it was laid out."""
-        if self.graphs is not None and all(map(_is_decode, items)):
+        graphs = self.graphs
+        if graphs is not None and all(map(_is_decode, items)) and graphs.may_compute(items):
             num_axes = max(self.states[item.sequence].layout.num_axes for item in items)
-            if (static := self.graphs.steps.step_for(items, num_axes)) is not None:
+            if (static := graphs.steps.step_for(items, num_axes)) is not None:
                 layout = (items, self.states, static, next_tokens)
-                return self.graphs.run(static, partial(self._batcher.build_static, *layout))
+                return graphs.run(items, static, partial(self._batcher.build_static, *layout))
         batch = self._batcher.build(items, self.states, next_tokens)
         owners, starts = [item.sequence for item in items], [item.start for item in items]
         if self.recurrent is not None:

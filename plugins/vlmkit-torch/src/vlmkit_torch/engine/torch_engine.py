@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
 from vlmkit.interfaces.cache_events import CacheListener
-from vlmkit.interfaces.engine import Admission, EngineLimits
+from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED, Admission, EngineLimits
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Array, Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
@@ -132,6 +132,7 @@ class TorchEngine:
             non_finite=non_finite if shares else None,
             static_steps=static_steps,
         )
+        self._graphs = self._runner.graphs
 
     @property
     def limits(self) -> EngineLimits:
@@ -198,6 +199,7 @@ class TorchEngine:
     def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
         """Drop the tokens after the first ``num_tokens``."""
         self._cache.pool.truncate(sequence, num_tokens)
+        self._runner.truncate(sequence, num_tokens)
 
     def release(self, sequence: SequenceView) -> None:
         """Release an admitted sequence's room and state."""
@@ -260,10 +262,13 @@ class TorchEngine:
         """Shift the positions of an admitted sequence's answer by ``offset`` tokens."""
         self._runner.move(sequence, offset)
 
-    @property
-    def num_graph_replays(self) -> int:
-        """Steps that a CUDA graph computed."""
-        return 0 if self._runner.graphs is None else self._runner.graphs.num_replays
+    def counters(self) -> dict[str, int]:
+        """Return counters of the steps that CUDA graphs computed."""
+        graphs = self._graphs
+        return {
+            NUM_REPLAYED: 0 if graphs is None else graphs.num_replays,
+            NUM_RECOMPUTED: 0 if graphs is None else graphs.num_recomputed,
+        }
 
     @property
     def foreign_backend(self) -> str | None:

@@ -19,7 +19,7 @@ from typing import Self, Unpack
 
 from vlmkit.checkpoints.pooling import Pooling
 from vlmkit.errors import ConfigError, PluginError, RequestError
-from vlmkit.interfaces.engine import CountsRoom
+from vlmkit.interfaces.engine import CountsRoom, CountsSteps
 from vlmkit.interfaces.media_encoder import CountsEncodings, MediaEncoder, StatesPrecision
 from vlmkit.interfaces.observer import RequestFacts
 from vlmkit.interfaces.prompt import Prompt
@@ -350,7 +350,12 @@ class Pipeline:
             self._loop.num_waiting,
             self._features.num_hits,
             self._features.num_misses,
-            asdict(self._loop.stats) | self._image_counters() | _counters_of(self._encoder),
+            {
+                **asdict(self._loop.stats),
+                **self._image_counters(),
+                **_counters_of(self._engine),
+                **_counters_of(self._encoder),
+            },
             {} if self._observers is None else self._observers.stats(),
             self._engine.num_free_tokens if isinstance(self._engine, CountsRoom) else None,
         )
@@ -471,5 +476,7 @@ def _precision_of(encoder: object) -> str:
     return encoder.precision if isinstance(encoder, StatesPrecision) else ""
 
 
-def _counters_of(encoder: object) -> dict[str, int]:
-    return dict(encoder.counters()) if isinstance(encoder, CountsEncodings) else {}
+def _counters_of(component: object) -> dict[str, int]:
+    """Return the counters of an engine or a media encoder, if it has some."""
+    has_counters = isinstance(component, CountsSteps | CountsEncodings)
+    return dict(component.counters()) if has_counters else {}
