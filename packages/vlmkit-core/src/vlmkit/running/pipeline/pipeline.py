@@ -478,5 +478,6 @@ def _precision_of(encoder: object) -> str:
 
 def _counters_of(component: object) -> dict[str, int]:
     """Return the counters of an engine or a media encoder, if it has some."""
-    has_counters = isinstance(component, CountsSteps | CountsEncodings)
-    return dict(component.counters()) if has_counters else {}
+    if isinstance(component, CountsSteps | CountsEncodings):
+        return dict(component.counters())
+    return {}
