@@ -70,6 +70,15 @@ def test_blocks_without_computed_tokens_are_not_shared():
     assert admitted_cached_tokens(pool, sequence(range(11))) == 4
 
 
+def test_tokens_that_the_plan_of_a_prompt_withholds_are_not_shared():
+    pool, plan = BlockPool(64, 4), PromptPlan(max_shared_tokens=10)
+    admit_and_compute(pool, sequence(range(19), plan=plan))
+    assert admitted_cached_tokens(pool, sequence(range(19))) == 8
+    admit_and_compute(pool, sequence(range(30, 49)))
+    assert admitted_cached_tokens(pool, sequence(range(30, 49), plan=plan)) == 8
+    pool.check_integrity()
+
+
 def test_a_block_is_reused_only_behind_an_equal_prefix():
     pool = BlockPool(32, 4)
     admit_and_compute(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))

@@ -26,6 +26,8 @@ LIMITS = EngineLimits(
     mixes_prefill_and_decode=True,
 )
 
+WHO = ("leader", "follower")
+
 
 class PoolCache:
     """The block pool as a cache, without computation."""
@@ -186,6 +188,23 @@ def test_a_span_over_the_budget_runs_whole():
     w = new_loop(max_step_tokens=8)
     w.add(sequence(20, 1, plan=PromptPlan((Span(0, 20),))))
     assert w.step().items[0].num_tokens == 20
+
+
+@pytest.mark.parametrize(("most", "num_first"), [(None, 1), (30, 1), (8, 2)])
+@pytest.mark.parametrize("who", ["both", "leader", "follower"])
+def test_nothing_waits_for_tokens_that_are_not_shared(most, num_first, who):
+    """Of two equal prompts, the second one waits for the first if it gets enough tokens of it."""
+    limits = replace(LIMITS, prefix_block_tokens=4, capacity_tokens=256)
+    loop = SimulatedLoop(ContinuousScheduler(SchedulerSettings()), PoolCache(limits))
+    plans = [PromptPlan(max_shared_tokens=most if who in ("both", each) else None) for each in WHO]
+    sequences = [sequence(40, name=each, plan=plan) for each, plan in zip(WHO, plans, strict=True)]
+    for each in sequences:
+        loop.add(each)
+    assert len(loop.step().items) == num_first
+    while loop.live:
+        loop.step()
+    shared = 36 if most is None else most - most % 4
+    assert sequences[1].num_cached_tokens == (shared if num_first == 1 else 0)
 
 
 def test_a_span_over_the_remaining_budget_waits_for_the_next_step():

@@ -30,6 +30,7 @@ from vlmkit_llama.projector import Projector
 from vlmkit_llama.tower_types import check_types
 from vlmkit_quantized.errors import FormatError
 from vlmkit_quantized.gguf_file import GgufFile, GgufTensor
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.pictures import picture
 
 pytestmark = pytest.mark.torch
@@ -96,6 +97,32 @@ def test_answers_of_models_with_positions_on_axes_are_those_of_transformers(
     assert [[s.token_id for s in samples] for _, samples in streamed] == [
         answer.token_ids for answer in answers
     ]
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_text_before_images_is_shared_where_positions_have_axes(
+    is_active: bool, parts: PartsOf
+) -> None:
+    """Cells of an image have one position, so they are not shared, and nothing behind them is."""
+    made = parts("qwen3_vl")
+    engine, encoder = made.engine(cache_tokens=2048), made.encoder()
+    host = EngineHost(engine, lambda prompt: dict(enumerate(encoder.encode(prompt.media))))
+    words = TextPart("Look closely at what is shown, then say it: ")
+    for content in ((words, ImagePart(picture(56, 56, seed=1)), words), (words, words)):
+        prompt = made.tokenizer.prompt([Message("user", content)])
+        most = prompt.media[0].start if prompt.media else len(prompt) - 1
+        first, second = (host.sequence(prompt, scope=str(len(content)).encode()) for _ in "ab")
+        assert host.admit(first) == 0
+        row = host.prefill(first)
+        if not is_active:
+            engine.release(first)
+        assert host.admit(second) == most // 4 * 4 > 16
+        np.testing.assert_allclose(host.prefill(second), row, atol=2e-4, rtol=0)
+        engine.release(second)
+        if is_active:
+            engine.release(first)
+    engine.close()
+    encoder.close()
 
 
 # Layouts

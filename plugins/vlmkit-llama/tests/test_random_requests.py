@@ -16,13 +16,14 @@ from parity import test_random_steps as random_steps
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl"])
 @pytest.mark.parametrize(
     "num_steps", [150, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(0)])]
 )
 def test_answers_of_random_batches_equal_those_alone(
-    num_steps: int, parts: Callable[[str], Any]
+    family: str, num_steps: int, parts: Callable[[str], Any]
 ) -> None:
-    made = parts("smolvlm")
+    made = parts(family)
 
     def build(tokens: int) -> random_steps.Parts:
         longest = random_steps.MAX_SEQUENCE_TOKENS

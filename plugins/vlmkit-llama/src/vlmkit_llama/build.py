@@ -145,8 +145,7 @@ def _engine(
     num_blocks = (cache.num_tokens - spare) // BLOCK_TOKENS
     # The library reuses cells that the window of their sequence has left, even if others need them.
     keeps_all = not model.has_windows and not model.is_recurrent
-    # All tokens of an image have one position in time there, so its blocks could not be copied.
-    shares = settings.prefix_cache and keeps_all and not model.has_axes
+    shares = settings.prefix_cache and keeps_all
     capacity = num_blocks * BLOCK_TOKENS
     max_chunk = min(settings.max_chunk_tokens, cache.max_batch_tokens)
     limits = EngineLimits(

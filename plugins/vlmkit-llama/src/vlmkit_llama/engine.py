@@ -79,7 +79,9 @@ class LlamaEngine:
                 f"computes {self._limits.max_chunk_tokens} at once",
                 hint="raise engine.max_chunk_tokens",
             )
-        return PromptPlan(spans, images)
+        # All tokens of an image have one position in time, so cells of a part cannot be copied.
+        most = prompt.media[0].start if self._model.has_axes else None
+        return PromptPlan(spans, images, max_shared_tokens=most)
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         """Allocate cells, sharing a cached prefix; see :meth:`.Cache.admit`."""

@@ -96,10 +96,12 @@ class PromptPlan:
     Attributes:
         spans: token ranges that must each be computed in one work item; ordered, disjoint.
         state: state that the engine keeps for the sequence's lifetime; opaque, never changed.
+        max_shared_tokens: how many of the first tokens other sequences may share; None is all.
     """
 
     spans: tuple[Span, ...] = ()
     state: Any = None
+    max_shared_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

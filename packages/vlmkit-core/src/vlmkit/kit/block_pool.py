@@ -24,7 +24,7 @@ from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.prompt import Span
 from vlmkit.interfaces.view import SequenceView
 from vlmkit.kit.cache_index import media_within
-from vlmkit.kit.prefix import whole
+from vlmkit.kit.prefix import num_shareable, whole
 
 
 @dataclass(slots=True)
@@ -117,11 +117,14 @@ class BlockPool:
         return True
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Share the full blocks of the first ``num_tokens``, which are computed."""
+        """Share the full blocks of the first ``num_tokens``, which are computed.
+
+        Blocks with tokens that the plan of the prompt withholds are not shared.
+        """
         if not self.shares_prefixes:
             return
         table = self._tables[sequence]
-        num_full = num_tokens // self.block_tokens
+        num_full = num_shareable(sequence, num_tokens) // self.block_tokens
         for index in range(table.num_committed, num_full):
             key = self._key(sequence, table, index)
             block = table.blocks[index]

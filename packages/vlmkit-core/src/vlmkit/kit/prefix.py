@@ -38,12 +38,22 @@ def num_before_unlike(num_tokens: int, ours: Parts, theirs: Parts) -> int:
 
 
 def whole(sequence: SequenceView, num_tokens: int, block_tokens: int = 1) -> int:
-    """Return the length of a prefix shortened to whole blocks that cut no atomic span."""
+    """Return the length of a prefix shortened to whole blocks that cut no atomic span.
+
+    Tokens that no other sequence may share are left out.
+    """
+    num_tokens = num_shareable(sequence, num_tokens)
     num_tokens -= num_tokens % block_tokens
     for span in reversed(sequence.plan.spans):
         if span.start < num_tokens < span.stop:
             num_tokens = span.start - span.start % block_tokens
     return num_tokens
+
+
+def num_shareable(sequence: SequenceView, num_tokens: int) -> int:
+    """Return how many of the first ``num_tokens`` other sequences may share."""
+    most = sequence.plan.max_shared_tokens
+    return num_tokens if most is None else min(num_tokens, most)
 
 
 def num_alike(first: SequenceView, second: SequenceView) -> int:

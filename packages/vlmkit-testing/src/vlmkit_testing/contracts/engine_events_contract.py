@@ -135,7 +135,9 @@ class EngineEventsContract(EngineSubject):
         recorder = self.recorded(host)
         self.needs_sharing(host.engine)
         prompts = [(self.shortest, b"a"), (self.shortest, b"b")]
-        prompts += [(twin, b"t") for twin in self.twins() or ()]
+        twins = self.twins() or ()
+        if all(host.engine.read(twin).max_shared_tokens is None for twin in twins):
+            prompts += [(twin, b"t") for twin in twins]
         keys: list[set[bytes]] = []
         for prompt, scope in prompts:
             sequence = self._computed(host, prompt, scope)

@@ -91,6 +91,7 @@ def _prefix_key(sequence: Sequence) -> Hashable:
 def _num_shared(sequence: Sequence, leader: Sequence, block_tokens: int) -> int:
     """Return how many tokens a follower will find in the cache, none whose row it wants."""
     num_alike = min(prefix.num_alike(sequence, leader), sequence.first_row)
+    num_alike = prefix.num_shareable(leader, num_alike)
     return prefix.whole(sequence, num_alike, block_tokens)
 
 
