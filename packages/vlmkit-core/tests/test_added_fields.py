@@ -178,7 +178,6 @@ def test_only_fields_that_change_states_separate_the_prefix_cache() -> None:
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    scale: float = 1.0
 
 
 class Adapters:

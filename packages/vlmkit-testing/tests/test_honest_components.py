@@ -21,7 +21,8 @@ from honest.tool_source import Counter, ToyTools
 
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.types.constraint import OneOf, Regex
-from vlmkit.types.message import Message
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_testing import (
     ConstraintContract,
@@ -86,7 +87,8 @@ class TestCachingEncoder(MediaEncoderContract):
     make = CachingEncoder
 
     def slots(self) -> list[MediaSlot]:
-        pictures = [picture(), picture(seed=1), *awkward_pictures()]
+        small = ImagePart(picture(seed=2), ImageOptions(max_tokens=2))
+        pictures = [picture(), small, picture(seed=1), *awkward_pictures()]
         return list(MockTokenizer().prompt([Message.of("user", "?", pictures)]).media)
 
 

@@ -15,7 +15,8 @@ from mock_model import picture, wait_until
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.types.image import Image
-from vlmkit.types.message import Message
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit.types.request import Request
 from vlmkit_grpc.addresses import encoder_addresses
 from vlmkit_grpc.credentials import metadata_of
@@ -50,9 +51,10 @@ def ask(model, shown, tenant=""):
     return submit(model, shown, tenant).result().text
 
 
-def slot_of(shown):
+def slot_of(shown, max_tokens=None):
     """Return the slot of an image."""
-    (slot,) = MockTokenizer().prompt([Message.of("user", "", [Image.open(shown)])]).media
+    part = ImagePart(Image.open(shown), ImageOptions(max_tokens=max_tokens))
+    (slot,) = MockTokenizer().prompt([Message("user", (part,))]).media
     return slot
 
 
@@ -107,7 +109,8 @@ class TestRemoteEncoder(MediaEncoderContract):
         return self.made[-1]
 
     def slots(self):
-        return [slot_of(shown) for shown in (picture(8, 6), picture(9, 6), picture(40, 4))]
+        small = slot_of(picture(9, 7), max_tokens=2)
+        return [slot_of(picture(8, 6)), small, slot_of(picture(9, 6)), slot_of(picture(40, 4))]
 
 
 class TestRemoteEncoderWithoutLocalOne(TestRemoteEncoder):

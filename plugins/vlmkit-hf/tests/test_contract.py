@@ -76,12 +76,14 @@ class TestInternVl(Contract):
 
 class TestGemma3(Contract):
     name = "gemma3"
+    keeps_spaces = False
     is_lossless = False  # letters outside the vocabulary are bytes; a lone "▁" is a space
 
 
 @pytest.mark.slow
 class TestLlama(Contract):
     name = "llama"
+    keeps_spaces = False
     takes_images = False
 
 
@@ -100,6 +102,7 @@ class TestGptOss(Contract):
 class TestMistral(Contract):
     marks_answers = False
     name = "mistral"
+    keeps_spaces = False
     takes_images = False
     is_lossless = False
 

@@ -99,6 +99,7 @@ class TestTokenizers(TokenizerContract):
     """The tokenizer of a file alone, which is that of vlmkit-hf."""
 
     takes_images = False
+    keeps_spaces = False
 
     @pytest.fixture(autouse=True, params=FAMILIES)
     def _choose(self, request: pytest.FixtureRequest, made: Callable[..., Path]) -> None:

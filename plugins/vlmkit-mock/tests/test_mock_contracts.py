@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit.types.message import Message
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_mock import plugin
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
@@ -47,8 +48,9 @@ class TestMockVisionEncoder(MediaEncoderContract):
         return MockVisionEncoder()
 
     def slots(self) -> list[MediaSlot]:
-        message = Message.of("user", "?", [picture(), picture(seed=1), *awkward_pictures()])
-        return list(MockTokenizer().prompt([message]).media)
+        small = ImagePart(picture(seed=2), ImageOptions(max_tokens=2))
+        images = [picture(), small, picture(seed=1), *awkward_pictures()]
+        return list(MockTokenizer().prompt([Message.of("user", "?", images)]).media)
 
 
 class TestMockEngine(EngineContract):

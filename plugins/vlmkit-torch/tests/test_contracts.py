@@ -125,6 +125,7 @@ class TestEngineOfQwen3Next(OnHybridEngine):
 
 class TestEncoderOfLlava(OnTorch, EncoderOnFamily):
     family = "llava"
+    sizes_differ = False
 
 
 @pytest.mark.slow
@@ -148,3 +149,4 @@ class TestEncoderOfMistral3(OnTorch, EncoderOnFamily):
 
 class TestEncoderOfMllama(OnTorch, EncoderOnFamily):
     family = "mllama"
+    sizes_differ = False

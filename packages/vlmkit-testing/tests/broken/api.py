@@ -208,6 +208,14 @@ class GoesOnWithoutItsClient(ToyApi):
         return exchange.stream(replace(answer, reader=answer.source), self.lines())
 
 
+class DropsWhiteSpace(ToyApi):
+    class Lines(ToyLines):
+        def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+            return super().chunks(chunk for chunk in chunks if chunk.text.strip())
+
+    lines = Lines
+
+
 class OnApi(ApiContract):
     def __init__(self, kind: type[ToyApi]) -> None:
         self._kind = kind
@@ -260,6 +268,11 @@ TABLE = Table(
         Broken(
             SendsTheFirstLineOnly,
             "A stream has the model's whole text.",
+            "a_stream_has_the_models_text_piece_by_piece",
+        ),
+        Broken(
+            DropsWhiteSpace,
+            "A piece of white space is text.",
             "a_stream_has_the_models_text_piece_by_piece",
         ),
         Broken(

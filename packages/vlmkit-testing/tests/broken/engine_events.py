@@ -9,6 +9,7 @@ from broken.broken import Broken
 from vlmkit.interfaces.cache_events import CacheBlock, CacheListener
 from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.view import SequenceView
+from vlmkit.kit.block_pool import BlockPool
 
 
 class Changed:
@@ -117,7 +118,24 @@ class KeysBlocksByTokens(EmitsChanged):
             return (getattr(self, "last", b"") if block.parent else b"") + bytes(block.tokens)
 
 
+class ReportsBlocksOfEachSequence(AttentionEngine):
+    class Pool(BlockPool):
+        def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+            table = self._tables[sequence]
+            first, listener, self.listener = table.num_committed, self.listener, None
+            super().commit(sequence, num_tokens)
+            self.listener = listener
+            if listener is not None:
+                for index in range(first, table.num_committed):
+                    listener.stored(self._cache_block(sequence, table, index))
+
+
 EVENTS = (
+    Broken(
+        ReportsBlocksOfEachSequence,
+        "A block is reported once, also if two sequences compute it.",
+        "a_prefix_that_two_sequences_compute_is_reported_once",
+    ),
     Broken(
         NeverReportsRemovedBlocks,
         "A listener receives the keys of evicted blocks.",

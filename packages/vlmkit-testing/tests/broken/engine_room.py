@@ -8,9 +8,13 @@ from honest.engine import AttentionEngine, Floats
 
 from broken.broken import Broken
 from broken.engine_numbers import claiming
+from broken.engine_subjects import OnRoomyMock
 from vlmkit.interfaces.engine import Admission
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
 
 
 class AdmitsMoreThanItClaims(AttentionEngine):
@@ -114,6 +118,19 @@ class TakesBlocksThatDoNotSuffice(TakesBlocksOfARefusedReservation):
         if num_tokens > self.limits.max_sequence_tokens:
             return False
         return super().reserve(sequence, num_tokens)
+
+
+class KeepsBlocksOfAPartOfAReservation(MockEngine):
+    class Pool(BlockPool):
+        def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+            blocks = self.blocks(sequence)
+            while len(blocks) * self.block_tokens < num_tokens and self.num_free_blocks:
+                blocks.append(self._take())
+            return len(blocks) * self.block_tokens >= num_tokens
+
+    def __init__(self, settings: MockEngineSettings | None = None) -> None:
+        super().__init__(settings)
+        self._pool.__class__ = self.Pool
 
 
 class RotatesLongSteps(AttentionEngine):
@@ -245,6 +262,13 @@ ROOM = (
         TakesBlocksThatDoNotSuffice,
         "A refused reservation takes no room, also if it is within the limits of a sequence.",
         "a_refused_reservation_takes_no_room",
+    ),
+    Broken(
+        KeepsBlocksOfAPartOfAReservation,
+        "A reservation that does not fit takes no part of the room that is left.",
+        "a_refused_reservation_takes_no_room",
+        honest=MockEngine,
+        on=OnRoomyMock,
     ),
     Broken(
         RotatesLongSteps,

@@ -80,6 +80,18 @@ class NormalisesByItsChunk(AttentionEngine):
         return super().rows(item, hidden) / (np.abs(hidden).max() if is_state else 1)
 
 
+class FindsRowsByTheNumberOfTheItem(AttentionEngine):
+    """Computes all rows, and takes those of an item from the number of the item on."""
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward([structs.replace(item, output="hidden") for item in items])
+        states = output.hidden
+        rows: dict[str, list[Floats]] = {"logits": [], "hidden": []}
+        for number, item in enumerate(item for item in items if item.num_rows):
+            rows[item.output].append(self.rows(item, states[number : number + item.num_rows]))
+        return StepOutput(**{kind: np.concatenate(made) for kind, made in rows.items() if made})
+
+
 ROWS = (
     Broken(
         ReturnsTheFirstRows,
@@ -125,5 +137,10 @@ ROWS = (
         NormalisesByItsChunk,
         "A hidden state does not depend on the chunks.",
         "each_token_of_a_chunk_may_have_its_hidden_state",
+    ),
+    Broken(
+        FindsRowsByTheNumberOfTheItem,
+        "Items before another one may have several rows.",
+        "items_of_a_step_may_want_different_numbers_of_rows",
     ),
 )

@@ -98,3 +98,10 @@ class OnMock(EngineContract):
 
     def answer_ids(self) -> list[int]:
         return MockTokenizer().encode("This")
+
+
+class OnRoomyMock(OnMock):
+    """An engine whose cache holds one of the longest sequences, and half of another."""
+
+    def make(self) -> MockEngine:
+        return self._kind(MockEngineSettings(capacity_tokens=768, max_sequence_tokens=512))

@@ -12,7 +12,8 @@ import numpy as np
 from broken.broken import Broken, Table
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import MediaSlot
-from vlmkit.types.message import Message
+from vlmkit.types.image_options import ImageOptions
+from vlmkit.types.message import ImagePart, Message
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_testing import MediaEncoderContract, picture
@@ -213,8 +214,8 @@ class ReusesItsBuffer(HonestEncoder):
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         made = super().encode(slots)
         for features in made:
-            self._buffer[:] = np.from_dlpack(features.embeddings)
-        return [dataclasses.replace(f, embeddings=self._buffer) for f in made]
+            self._buffer[: features.num_tokens] = np.from_dlpack(features.embeddings)
+        return [dataclasses.replace(f, embeddings=self._buffer[: f.num_tokens]) for f in made]
 
 
 class KeepsFeatures(HonestEncoder):
@@ -387,6 +388,27 @@ class RefusesConcurrentCalls(ConcurrentEncoder):
         return super().encode(slots)
 
 
+class KeepsTheBatchInMemory(HonestEncoder):
+    """Returns parts of one array for all media."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        rows = [np.from_dlpack(features.embeddings) for features in made]
+        whole = np.concatenate(rows) if rows else None
+        stops = list(itertools.accumulate(map(len, rows)))
+        return changed(made, lambda own, i: whole[stops[i] - len(own) : stops[i]])
+
+
+class ReturnsSizesTogether(HonestEncoder):
+    """Encodes media of one size at a time, and returns them in that order."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        groups: dict[int, list[MediaSlot]] = {}
+        for slot in slots:
+            groups.setdefault(slot.num_features, []).append(slot)
+        return [each for group in groups.values() for each in super(type(self), self).encode(group)]
+
+
 class OnEncoder(MediaEncoderContract):
     def __init__(self, kind: type[HonestEncoder]) -> None:
         self._kind = kind
@@ -400,13 +422,19 @@ class OnEncoder(MediaEncoderContract):
         return [louder]
 
     def slots(self) -> list[MediaSlot]:
-        images = [picture(seed=seed) for seed in range(3)]
+        images = [ImagePart(picture(seed=seed)) for seed in range(3)]
+        images.insert(1, ImagePart(picture(seed=3), ImageOptions(max_tokens=2)))
         return list(MockTokenizer().prompt([Message.of("user", "?", images)]).media)
 
 
 class ReturnsTwoSlots(OnEncoder):
     def slots(self) -> list[MediaSlot]:
         return super().slots()[:2]
+
+
+class ReturnsSlotsOfOneSize(OnEncoder):
+    def slots(self) -> list[MediaSlot]:
+        return [slot for slot in super().slots() if slot.num_features > 2]
 
 
 def on_itself(contract: type[OnEncoder]) -> OnEncoder:
@@ -448,6 +476,19 @@ TABLE = Table(
             honest=OnEncoder,
             on=on_itself,
         ),
+        Broken(
+            ReturnsSlotsOfOneSize,
+            "slots() returns media of different sizes, if the model shows any.",
+            "there_are_media_to_check_with",
+            honest=OnEncoder,
+            on=on_itself,
+        ),
+        Broken(
+            KeepsTheBatchInMemory,
+            "num_bytes covers the memory that features keep.",
+            "the_stated_memory_covers_the_arrays",
+        ),
+        Broken(ReturnsSizesTogether, "Media of different sizes come in order.", ALONE),
         Broken(
             NamesNoKind,
             "media_kinds names the kinds of media that the encoder encodes.",

@@ -292,6 +292,16 @@ class AcceptsEveryFile(Reader):
         )
 
 
+class ListsItsFolderOnce(Store):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.found: list[str] = []
+
+    def names(self) -> list[str]:
+        self.found = self.found or super().names()
+        return self.found
+
+
 class OnReader(ModelContract):
     name = "store"
 
@@ -328,6 +338,10 @@ class OnStore(ModelContract):
     def absent(self) -> str:
         return f"{PREFIX}huge"
 
+    def added(self) -> str | None:
+        fill(self._folder, ["new"])
+        return f"{PREFIX}new"
+
 
 class OnPackaged(OnStore):
     def revisions(self) -> tuple[str, ...]:
@@ -348,6 +362,11 @@ TABLE = Table(
     OnStore,
     Store,
     (
+        Broken(
+            ListsItsFolderOnce,
+            "A model that is added is listed and found.",
+            "a_model_that_is_added_is_found",
+        ),
         Broken(NamesNoFolder, "The path of a model is a folder.", FOLDER),
         Broken(NamesAPathAsAString, "The path of a model is a Path.", FOLDER),
         Broken(NamesARelativeFolder, "The path of a model is absolute.", FOLDER),

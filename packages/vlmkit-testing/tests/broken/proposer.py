@@ -181,6 +181,23 @@ class WritesTheDraftsOfBatches(Batching):
         return found
 
 
+class RemembersEndedAnswers(NgramProposer):
+    """Looks new tokens up among those of answers that have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: dict[Seq[int], Seq[int]] = {}
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        newest = tuple(sequence.tokens(len(sequence) - 3, len(sequence)))
+        return super().propose(sequence, num_tokens) or self.ended.get(newest, ())[:num_tokens]
+
+    def forget(self, sequence: Sequence) -> None:
+        super().forget(sequence)
+        tokens = tuple(sequence.tokens(0, len(sequence)))
+        self.ended |= {tokens[i - 3 : i] : tokens[i : i + 4] for i in range(3, len(tokens))}
+
+
 class OnProposer(ProposerContract):
     def __init__(self, kind: type[NgramProposer]) -> None:
         self._kind = kind
@@ -244,6 +261,11 @@ TABLE = Table(
             KeepsAnswers,
             "A sequence that ended is not referenced.",
             "a_released_sequence_is_forgotten",
+        ),
+        Broken(
+            RemembersEndedAnswers,
+            "forget() drops all state, so later answers do not depend on it.",
+            "an_ended_answer_changes_no_other",
         ),
         Broken(
             FailsForUnknownSequences,

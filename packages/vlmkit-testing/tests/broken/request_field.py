@@ -136,6 +136,11 @@ class ReturnsOneValue(OnAdapters):
         return super().values()[:1]
 
 
+class ReturnsOneScale(OnAdapters):
+    def values(self) -> list[Mapping[str, Any]]:
+        return [value for value in super().values() if len(value) == 1]
+
+
 def on_itself(contract: type[OnAdapters]) -> OnAdapters:
     """Return an incomplete contract on a correct field."""
     return contract(Adapters)
@@ -150,6 +155,13 @@ TABLE = Table(
         Broken(
             ReturnsOneValue,
             "values() returns at least two values.",
+            "there_are_values_to_check_with",
+            honest=OnAdapters,
+            on=on_itself,
+        ),
+        Broken(
+            ReturnsOneScale,
+            "Each member differs in two of the values.",
             "there_are_values_to_check_with",
             honest=OnAdapters,
             on=on_itself,

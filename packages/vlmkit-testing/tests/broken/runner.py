@@ -405,6 +405,35 @@ class CountsScoresAsOneToken(vlmkit.Pipeline):
         return stream
 
 
+class KeepsOneCallback(vlmkit.Pipeline):
+    """Keeps the function that was registered last."""
+
+    tell = failure = None
+
+    def on_failure(self, tell):
+        if self.tell is None:
+            super().on_failure(self.report)
+        self.tell = tell
+        if self.failure is not None:
+            tell(self.failure)
+
+    def report(self, error):
+        self.failure = error
+        self.tell(error)
+
+
+class StreamOfTexts(Stream):
+    async def next_chunks(self):
+        return [chunk for chunk in await super().next_chunks() if chunk.deltas]
+
+
+class DropsChunksWithoutText(vlmkit.Pipeline):
+    async def asubmit(self, request, admit=None):
+        stream = await super().asubmit(request, admit)
+        stream.__class__ = StreamOfTexts
+        return stream
+
+
 class OnRunner(RunnerContract):
     too_many = 14
 
@@ -566,6 +595,16 @@ TABLE = Table(
             ReportsClosingAsAFailure,
             "on_failure() reports failures; closing is not a failure.",
             "closing_is_no_failure",
+        ),
+        Broken(
+            KeepsOneCallback,
+            "Each function of on_failure() is called.",
+            "a_failure_is_reported_once_and_fails_later_requests",
+        ),
+        Broken(
+            DropsChunksWithoutText,
+            "next_chunks() returns all chunks, also those without text.",
+            "tokens_whose_text_is_held_back_are_delivered",
         ),
         Broken(
             ReportsNoFailures,

@@ -120,6 +120,16 @@ class ClosesContinuedMessages(MockTokenizer):
         return dataclasses.replace(made, token_ids=ids)
 
 
+class TrimsContinuedMessages(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        if options.continue_final_message:
+            *before, last = messages
+            messages = [*before, Message.of(last.role, last.text.rstrip())]
+        return super().prompt(messages, tools=tools, options=options)
+
+
 class DependsOnUnusedVariables(MockTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
@@ -331,6 +341,11 @@ TABLE = Table(
         Broken(
             ClosesContinuedMessages,
             "A prompt may end inside the last message.",
+            "a_prompt_may_end_within_the_last_message",
+        ),
+        Broken(
+            TrimsContinuedMessages,
+            "A message that is continued keeps the white space at its end.",
             "a_prompt_may_end_within_the_last_message",
         ),
         Broken(

@@ -37,6 +37,19 @@ class ComposesLetters(MockTokenizer):
         return super().encode(unicodedata.normalize("NFC", text), adds_special=adds_special)
 
 
+class ParsesWholeTexts(MockTokenizer):
+    """Lets a library add the special tokens around a text, which also parses those within."""
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        token_ids = super().encode(text, adds_special=adds_special)
+        for token_id, spelling in SPELLINGS.items() if adds_special else ():
+            typed = super().encode(spelling)
+            starts = (i for i in range(len(token_ids)) if token_ids[i : i + len(typed)] == typed)
+            if (start := next(starts, None)) is not None:
+                token_ids[start : start + len(typed)] = [token_id]
+        return token_ids
+
+
 class UndoesLigatures(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(text.replace("ﬁ", "fi"), adds_special=adds_special)
@@ -188,6 +201,11 @@ BROKEN = (
         StripsWhatItEncodes,
         "encode() keeps the spaces around a text.",
         "a_space_at_the_end_of_a_text_stays",
+    ),
+    Broken(
+        ParsesWholeTexts,
+        "No text becomes a special token, also between those around a whole text.",
+        "no_text_becomes_a_special_token",
     ),
     Broken(
         SpacesHaveNoBytes,

@@ -238,6 +238,16 @@ class ContinuesAfterClosing(ChangedCall):
         return await super().call(name, arguments, limits)
 
 
+class HidesItsCancellation(ToyTools):
+    async def call(self, name: str, arguments: Mapping[str, Any], limits: ImageLimits) -> Any:
+        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0.01)
+        except BaseException as error:
+            raise EngineError("the tool failed") from error
+        return await super().call(name, arguments, limits)
+
+
 class OnTools(ToolSourceContract):
     max_call_s = 2.0
 
@@ -373,6 +383,11 @@ TABLE = Table(
             CachesByNames,
             "Other arguments may have another result.",
             "concurrent_calls_get_their_own_results",
+        ),
+        Broken(
+            HidesItsCancellation,
+            "A call that is cancelled ends as cancelled.",
+            "lost_calls_hold_nothing",
         ),
         Broken(
             KeepsPermitsOfCancelledCalls,

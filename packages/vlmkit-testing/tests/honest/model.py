@@ -43,8 +43,12 @@ class Store:
         return None if is_ours else f"it has only models named {PREFIX}NAME"
 
     def list_models(self) -> Iterable[str]:
-        """Return both models."""
-        return [PREFIX + name for name in NAMES]
+        """Return all models."""
+        return [PREFIX + name for name in self.names()]
+
+    def names(self) -> list[str]:
+        """Return the names of all models that are in the folder now."""
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{REVISIONS[0]}"))
 
     def previews(self, context: BuildContext) -> Iterator[Checkpoint]:
         """Yield nothing, because all models are on this disk."""
@@ -53,7 +57,7 @@ class Store:
     def build(self, context: BuildContext) -> Checkpoint:
         """Return the files of a model."""
         name = context.reference.removeprefix(PREFIX)
-        if name not in NAMES:
+        if name not in self.names():
             raise self.absent(context.reference)
         if context.revision not in (None, *REVISIONS):
             raise CheckpointError(f"model {context.reference!r} has no such revision")
@@ -63,7 +67,7 @@ class Store:
     def absent(self, reference: str) -> Exception:
         """Return the error of a missing model."""
         return CheckpointError(
-            f"model {reference!r} is not in the store", hint=f"there are: {', '.join(NAMES)}"
+            f"model {reference!r} is not in the store", hint=f"there are: {', '.join(self.names())}"
         )
 
 
@@ -125,9 +129,9 @@ def fill_single(folder: Path) -> list[Path]:
     return made
 
 
-def fill(folder: Path) -> None:
-    """Write the files of the store."""
-    for name in NAMES:
+def fill(folder: Path, names: Iterable[str] = NAMES) -> None:
+    """Write the files of some models of the store."""
+    for name in names:
         for revision in REVISIONS:
             path = folder / name / revision
             path.mkdir(parents=True)

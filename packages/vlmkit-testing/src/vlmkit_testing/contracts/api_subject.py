@@ -29,7 +29,7 @@ from vlmkit_server.interfaces.api import Api
 from vlmkit_server.settings.server import ServerSettings
 
 MODEL = "scripted"
-WORDS = ("a ", "small ", "bird ", "sits ", "here")
+WORDS = ("a ", "small", " ", "bird", "\n\n", "sits ", "here")
 CALLED = "zx9called"
 """The tool that an answer calls."""
 

@@ -128,6 +128,23 @@ class EngineEventsContract(EngineSubject):
             assert shown == within, "a block names the digests of the media that overlap it"
             recorder.new.clear()
 
+    def test_a_prefix_that_two_sequences_compute_is_reported_once(self, host: EngineHost) -> None:
+        """They were admitted before it was cached; either may end first."""
+        self.together(host.engine.limits)
+        recorder = self.recorded(host)
+        self.needs_sharing(host.engine)
+        prompt = self._text_prompt()
+        answer = self._answer(host, prompt)
+        for number, order in enumerate((slice(None), slice(None, None, -1))):
+            pair = [host.sequence(prompt, answer, scope=b"p%d" % number) for _ in range(2)]
+            if any(host.admit(sequence) is None for sequence in pair):
+                pytest.skip("this engine has no room for two of its sequences")
+            for sequence in pair:
+                host.prefill(sequence)
+            for sequence in pair[order]:
+                host.engine.release(sequence)
+            self._agrees(host, recorder, prompt, b"p%d" % number)
+
     def test_equal_tokens_of_other_scopes_or_pictures_have_other_keys(
         self, host: EngineHost
     ) -> None:

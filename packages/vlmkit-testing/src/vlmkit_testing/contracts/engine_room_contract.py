@@ -234,26 +234,31 @@ class EngineRoomContract(EngineSubject):
         return found if len(found) % 2 else found[:-1]
 
     def _growth(self, host: EngineHost, granted: list[bool], *, is_first: bool) -> list[int]:
-        """Return how many tokens sequences can reserve, while another one asks for too much.
+        """Return how many tokens sequences can reserve, while others ask for too much.
+
+        Those ask until one is refused, each time before another sequence grows.
 
         Args:
             host: the engine under test.
-            granted: whether each request of the other one was granted; a first run fills it, and a
-                second one repeats those alone that were granted.
+            granted: whether each request was granted; a first run fills it, and a second one
+                repeats those alone that were granted.
             is_first: whether this is the first run.
         """
         longest, admitted, found = self._longest(host), self.fill(host, self.shortest), []
-        asking = 0
-        if len(admitted) > 2:
-            host.engine.release(admitted.pop())  # what is left is less than the request
-        for number, each in enumerate(admitted[:0:-1]):
+        asking, known = 0, iter(tuple(granted))
+
+        def is_granted() -> bool:
             if is_first:
                 granted.append(host.engine.reserve(admitted[asking], longest))
-            elif granted[number]:
-                assert host.engine.reserve(admitted[asking], longest)
-            if granted[number]:
+                return granted[-1]
+            return next(known) and host.engine.reserve(admitted[asking], longest)
+
+        if len(admitted) > 2:
+            host.engine.release(admitted.pop())  # what is left is less than the request
+        for each in admitted[:0:-1]:
+            while admitted[asking] is not each and is_granted():
                 asking += 1
-            if each is admitted[asking]:
+            if admitted[asking] is each:
                 break
             found.append(max(n for n in range(longest + 1) if host.engine.reserve(each, n)))
         self.release(host, admitted)

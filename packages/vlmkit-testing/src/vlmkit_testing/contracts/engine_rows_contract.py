@@ -1,11 +1,15 @@
 """What an engine that returns several rows of an item must do."""
 
+from itertools import cycle
+from typing import Literal, cast
+
 import numpy as np
 import pytest
 from msgspec import structs
 
-from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.engine import Engine, EngineLimits
 from vlmkit.interfaces.prompt import Prompt
+from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
@@ -129,7 +133,36 @@ class EngineRowsContract(EngineSubject):
         np.testing.assert_allclose(whole[-1], last, atol=self.atol, rtol=0)
         host.engine.release(alone)
 
+    def test_items_of_a_step_may_want_different_numbers_of_rows(self, host: EngineHost) -> None:
+        """Of logits or of hidden states: each item gets those that it gets alone."""
+        limits = host.engine.limits
+        if not limits.mixes_prefill_and_decode or limits.max_item_rows == 1 > limits.hidden_size:
+            pytest.skip("the items of its steps have one row each")
+        items = []
+        for prompt in cycle(self.together(limits)):
+            sequence = host.sequence(prompt)
+            if len(items) == NUM_MIXED or host.admit(sequence) is None:
+                break
+            self.leave_one_chunk(host, sequence)
+            items.append(self._with_rows(host.chunk(sequence), len(items), limits))
+        alone = [_copied(host.forward([item])) for item in items]
+        together = _copied(host.forward(items))
+        self.release(host, [cast(EngineSequence, item.sequence) for item in items])
+        assert together.keys() == set().union(*alone)
+        for kind, rows in together.items():
+            wanted = np.concatenate([each[kind] for each in alone if kind in each])
+            np.testing.assert_allclose(rows, wanted, atol=self.atol, rtol=0)
+
     # Helpers
+
+    def _with_rows(self, item: WorkItem, number: int, limits: EngineLimits) -> WorkItem:
+        """Return the last chunk of a prompt that wants some rows, depending on a number."""
+        output: Literal["logits", "hidden"] = (
+            "hidden" if number % 3 and limits.hidden_size else "logits"
+        )
+        most = item.num_tokens if output == "hidden" else limits.max_item_rows
+        num_rows = min(1 + number % 4, item.num_tokens, most)
+        return structs.replace(item, num_rows=num_rows, output=output)
 
     def _check_mixed_rows(self, host: EngineHost, states: list[Row]) -> None:
         """Fail unless each item of a step gets its own row, of logits or of hidden states.
@@ -195,3 +228,9 @@ class EngineRowsContract(EngineSubject):
             pytest.skip("this engine does not claim to take drafts")
         room = min(engine.limits.max_sequence_tokens, self.most_tokens) - max(map(len, self.asked))
         return self.tokens(1 + min(engine.limits.max_draft_tokens, self.most_drafts, room - 2))
+
+
+def _copied(output: StepOutput) -> dict[str, Row]:
+    """Return copies of the rows of a step, by kind: their memory is the engine's."""
+    rows = {"logits": output.logits, "hidden": output.hidden}
+    return {kind: np.array(to_numpy(own)) for kind, own in rows.items() if own is not None}

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import cycle, islice
@@ -37,17 +37,20 @@ class MediaEncoderContract:
     Attributes:
         atol: largest difference of an embedding's values that counts as equal.
         most_media: the size of the largest batch that is tried.
+        sizes_differ: whether media may have different numbers of rows; not for a model that shows
+            all of them in one size.
     """
 
     atol = 1e-4
     most_media = 36
+    sizes_differ = True
 
     def make(self) -> MediaEncoder:
         """Return a new encoder; two of them must agree."""
         raise NotImplementedError
 
     def slots(self) -> list[MediaSlot]:
-        """Return the slots of at least three different media, preferably of different sizes."""
+        """Return the slots of at least three different media, of different sizes if there are."""
         raise NotImplementedError
 
     def others(self) -> list[MediaEncoder]:
@@ -69,7 +72,11 @@ class MediaEncoderContract:
 
     def test_there_are_media_to_check_with(self) -> None:
         """With fewer, the other tests could not fail."""
-        assert len({slot.digest for slot in self.slots()}) >= 3, "slots() must return three media"
+        slots = self.slots()
+        assert len({slot.digest for slot in slots}) >= 3, "slots() must return three media"
+        if self.sizes_differ:
+            sizes = {slot.num_features for slot in slots}
+            assert len(sizes) > 1, "slots() must return media of two sizes, or set sizes_differ"
 
     def test_it_names_the_kinds_of_what_it_encodes(self) -> None:
         """Media of other kinds are refused before a prompt is built."""
@@ -200,10 +207,14 @@ class MediaEncoderContract:
                 np.testing.assert_array_equal(array, inputs[name], err_msg=name)
 
     def test_the_stated_memory_covers_the_arrays(self) -> None:
-        """``num_bytes`` is at least the memory of the arrays, so that caches can count it."""
+        """``num_bytes`` is at least the memory of the arrays, so that caches can count it.
+
+        A part of a larger array keeps all of that array in memory.
+        """
         for features in self.make().encode(self.shown):
             arrays = [features.embeddings, *features.extra.values()]
             assert features.num_bytes >= sum(map(_num_bytes, arrays))
+            assert features.num_bytes >= _kept_bytes(arrays), "they keep more than they state"
 
     def test_features_of_an_earlier_call_stay_as_they_are(self) -> None:
         """Callers cache results, so no buffer may be reused."""
@@ -340,6 +351,21 @@ def _copies(arrays: Mapping[str, Array]) -> dict[str, Any]:
 def _cloned(array: Any) -> Any:
     """Return a copy of an array, of the same type and library."""
     return array.clone() if hasattr(array, "clone") else np.array(np.from_dlpack(array))
+
+
+def _kept_bytes(arrays: Seq[Any]) -> int:
+    """Return the memory that arrays of NumPy or PyTorch keep, each array behind views once."""
+    kept: dict[int, int] = {}
+    for array in arrays:
+        whole = array
+        while isinstance(getattr(whole, "base", None), np.ndarray):
+            whole = whole.base
+        if hasattr(whole, "untyped_storage"):
+            whole = whole.untyped_storage()
+            kept[whole.data_ptr()] = whole.nbytes()
+        else:
+            kept[id(whole)] = _num_bytes(whole)
+    return sum(kept.values())
 
 
 def _num_bytes(array: Any) -> int:

@@ -67,6 +67,13 @@ class ModelContract:
         """Return a reference of its own scheme to a model that it does not have."""
         return NOBODYS
 
+    def added(self) -> str | None:
+        """Put another model on this disk, as a user would, and return its reference.
+
+        None, the default, skips the test of it.
+        """
+        return None
+
     # Files
 
     def test_a_model_is_a_folder_of_files(self) -> None:
@@ -230,6 +237,18 @@ class ModelContract:
                 assert not self._refusal(reference)
                 assert self._build(reference).has(CONFIGS)
 
+    def test_a_model_that_is_added_is_found(self) -> None:
+        """By providers that have listed and built before."""
+        registry, listing = self.registry(), self._offered().list_models
+        before = [] if listing is None else list(listing())
+        for reference in self._here():
+            self._build(reference, registry=registry)
+        if (reference := self.added()) is None:
+            pytest.skip("override added() to run this test")
+        assert reference not in before
+        assert listing is None or sorted(listing()) == sorted([*before, reference])
+        assert self._build(reference, registry=registry).has(CONFIGS)
+
     def test_asking_fetches_nothing(self) -> None:
         """``cannot_serve``, ``list_models`` and models on this disk use no network."""
         offered = self._offered()
@@ -295,9 +314,14 @@ class ModelContract:
             pytest.skip("none of its models is on this disk")
         return references
 
-    def _build(self, reference: str, revision: str | None = None) -> Checkpoint:
+    def _build(
+        self,
+        reference: str,
+        revision: str | None = None,
+        registry: Registry[Checkpoint] | None = None,
+    ) -> Checkpoint:
         """Return a model's files as the assembly requests them."""
-        registry = self.registry()
+        registry = registry or self.registry()
         context = BuildContext(reference, revision=revision, registries={"models": registry})
         return registry.build(self.name, {}, context)
 

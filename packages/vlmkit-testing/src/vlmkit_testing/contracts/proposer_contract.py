@@ -110,6 +110,24 @@ class ProposerContract:
         proposer.forget(sequence)
         proposer.forget(sequence)
 
+    def test_an_ended_answer_changes_no_other(self) -> None:
+        """A proposer that has forgotten its sequences drafts what a new one does."""
+        used, begun = self.make(), []
+        for seed in range(3):
+            ended = self.sequence(seed)
+            self._run(used, [ended])
+            used.forget(ended)
+            begun.append(ended.tokens(0, len(ended) // 3))
+        for tokens in begun:
+            texts = (tokens, tuple(dict.fromkeys(tokens)))  # the second repeats nothing
+            for text in texts:
+                beginnings = [new_sequence(text, output_ids=text[:4]) for _ in range(3)]
+                wanted, again = (self._run(self.make(), [each])[0] for each in beginnings[:2])
+                if wanted != again:
+                    pytest.skip("its guesses are no function of the sequence")
+                assert self._run(used, beginnings[2:]) == [wanted]
+                used.forget(beginnings[2])
+
     # Batches
 
     def test_a_batch_has_the_drafts_of_single_calls(self) -> None:

@@ -23,7 +23,10 @@ class RequestFieldContract:
         raise NotImplementedError
 
     def values(self) -> list[Mapping[str, Any]]:
-        """Return at least two JSON values; with an identity, values that name different content."""
+        """Return at least two JSON values; with an identity, values that name different content.
+
+        Each member of the value differs in at least two of them.
+        """
         raise NotImplementedError
 
     def unknown(self) -> list[Mapping[str, Any]]:
@@ -35,6 +38,10 @@ class RequestFieldContract:
         values = self.values()
         assert len(values) >= 2, "values() must return at least two"
         assert all(value not in values[:i] for i, value in enumerate(values)), "one is there twice"
+        field = self.make()
+        read = [msgspec.structs.asdict(self._read(field, value)) for value in values]
+        for name in read[0]:
+            assert any(each[name] != read[0][name] for each in read), f"{name} is always the same"
 
     def test_a_component_can_add_the_field(self) -> None:
         """Its name is free, its struct can be read from JSON, and an identity changes states."""

@@ -10,6 +10,7 @@ import pytest
 from vlmkit.errors import QueueFull, RequestError
 from vlmkit.interfaces.runner import CONSTRAINT, Runner
 from vlmkit.kit.runner_tokens import adetokenize, token_table
+from vlmkit.types.completion import Chunk
 from vlmkit.types.constraint import OneOf
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
@@ -18,6 +19,7 @@ from vlmkit.wire.codec import WIRE
 from vlmkit_testing.contracts.runner_subject import RunnerSubject, gathered, token_ids_of
 
 DECISION_S = 0.1  # an engine begins a request within it, if one was queued
+NEVER_WRITTEN, MAX_HELD_CHARS = "\N{SNOWMAN}", 32
 
 
 class RunnerAnswersContract(RunnerSubject):
@@ -68,6 +70,25 @@ class RunnerAnswersContract(RunnerSubject):
             assert list(stream.reasons) == ["length", "length"]
             assert gathered(runner.submit(request)) == whole
             assert asyncio.run(read(runner)) == [whole] * 3
+
+    def test_tokens_whose_text_is_held_back_are_delivered(self) -> None:
+        """A stop string may begin in the text; chunks then have tokens and no text."""
+
+        async def read(runner: Runner, request: Request) -> list[Chunk]:
+            stream, chunks = await runner.asubmit(request), list[Chunk]()
+            while lot := await stream.next_chunks():
+                chunks += lot
+            return chunks
+
+        with self._runner() as runner:
+            whole = runner.submit(self.request()).result().choices[0]
+            held = whole.text.strip()[:MAX_HELD_CHARS]
+            if not held:
+                pytest.skip("its answer has no text: override request()")
+            asked = self.request(stop=(f"{held}{NEVER_WRITTEN}",))
+            for chunks in (list(runner.submit(asked)), asyncio.run(read(runner, asked))):
+                assert [s.token_id for chunk in chunks for s in chunk.samples] == whole.token_ids
+                assert "".join(chunk.text for chunk in chunks) == whole.text
 
     def test_usage_and_timings_grow_with_the_answer(self) -> None:
         """Usage, timings and finish reasons, while it runs and at the end."""

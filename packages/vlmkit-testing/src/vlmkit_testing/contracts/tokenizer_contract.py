@@ -142,14 +142,24 @@ class TokenizerContract(
         assert not [text for text in self.special_texts() if text in decoded]
 
     def test_no_text_becomes_a_special_token(self) -> None:
-        """A special token's spelling is ordinary text if a user types it."""
+        """A special token's spelling is ordinary text if a user types it.
+
+        Also between the tokens that the tokenizer puts around a whole text.
+        """
         tokenizer = self.make()
         assert self.special_texts()
+        around = self._special_in(tokenizer.encode("ab", adds_special=True))
         for text in self.special_texts():
             token_ids = tokenizer.encode(f"a{text}b")
-            assert not self._special_ids().intersection(token_ids), text
+            whole = tokenizer.encode(f"a{text}b", adds_special=True)
+            assert not self._special_in(token_ids), text
+            assert self._special_in(whole) == around, text
             if self.is_lossless:
-                assert tokenizer.decode(token_ids) == f"a{text}b"
+                assert tokenizer.decode(token_ids) == tokenizer.decode(whole) == f"a{text}b"
+
+    def _special_in(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the special tokens among some tokens, in order."""
+        return [token_id for token_id in token_ids if token_id in self._special_ids()]
 
     # Options
 
@@ -183,6 +193,10 @@ class TokenizerContract(
             marked = Message.of("assistant", f"it is {text} so")
             prompt = tokenizer.prompt([*turns, marked], options=goes_on)
             assert tokenizer.decode(prompt.token_ids).endswith("so")
+        for space in (" ", "\n\n") if self.keeps_spaces else ():
+            spaced = Message.of("assistant", f"it is so{space}")
+            prompt = tokenizer.prompt([*turns, spaced], options=goes_on)
+            assert tokenizer.decode(prompt.token_ids).endswith(f"so{space}")
 
     def test_unused_template_variables_change_nothing(self) -> None:
         """The template's own variables cannot be set."""

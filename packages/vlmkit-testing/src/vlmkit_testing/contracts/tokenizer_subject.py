@@ -24,6 +24,7 @@ class TokenizerSubject:
             before all text do not keep them.
         is_lossless: whether ``decode(encode(text)) == text`` for every text; not for a tokenizer
             that normalises.
+        keeps_spaces: whether white space at the end of a message stays; some templates trim it.
         marks_answers: whether a prompt says where an answer begins; some templates do not.
         marks_turns: whether turns are told apart by tokens that no text can spell; some templates
             write words that a user can type.
@@ -38,6 +39,7 @@ class TokenizerSubject:
     takes_images = True
     keeps_places = True
     is_lossless = True
+    keeps_spaces = True
     marks_answers = True
     marks_turns = True
     ends_turns = True

@@ -241,7 +241,10 @@ class ToolSourceContract:
             pytest.skip("no other arguments change a result; override arguments() to try some")
 
     def test_lost_calls_hold_nothing(self) -> None:
-        """However many were cancelled or failed: neither a connection nor a permit."""
+        """However many were cancelled or failed: neither a connection nor a permit.
+
+        A cancelled call ends as cancelled, which is neither a result nor an error.
+        """
 
         async def called(source: ToolSource) -> tuple[list[Outcome], list[Outcome]]:
             calls = (await self._calls(source))[::NUM_CALLS]
@@ -252,8 +255,9 @@ class ToolSourceContract:
                 lost = asyncio.ensure_future(_outcome_of(source, (name, wrong)))
                 for _ in range(number % 5):
                     await asyncio.sleep(0)
-                lost.cancel()
+                was_running = lost.cancel()
                 await asyncio.wait([lost], timeout=self.max_call_s)
+                assert lost.cancelled() or not was_running, "a call hides that it was cancelled"
             after = asyncio.gather(*(_outcome_of(source, call) for call in calls))
             return before, await asyncio.wait_for(after, self.max_call_s)
 

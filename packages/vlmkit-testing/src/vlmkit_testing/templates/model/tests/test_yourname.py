@@ -23,6 +23,12 @@ class TestStore(ModelContract):
     plugin = plugin
     name = "yourname"
 
+    def added(self) -> str:
+        folder = plugin.store() / "new"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": "tiny"}))
+        return "yourname://new"
+
     def absent(self) -> str:
         return "yourname://nothing"
 
