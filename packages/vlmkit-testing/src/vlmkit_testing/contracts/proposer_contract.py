@@ -121,12 +121,12 @@ class ProposerContract:
         for tokens in begun:
             texts = (tokens, tuple(dict.fromkeys(tokens)))  # the second repeats nothing
             for text in texts:
-                beginnings = [new_sequence(text, output_ids=text[:4]) for _ in range(3)]
-                wanted, again = (self._run(self.make(), [each])[0] for each in beginnings[:2])
+                copies = [new_sequence(text, output_ids=text[:4]) for _ in range(3)]
+                wanted, again = (self._run(self.make(), [each])[0] for each in copies[:2])
                 if wanted != again:
                     pytest.skip("its guesses are no function of the sequence")
-                assert self._run(used, beginnings[2:]) == [wanted]
-                used.forget(beginnings[2])
+                assert self._run(used, copies[2:]) == [wanted]
+                used.forget(copies[2])
 
     # Batches
 

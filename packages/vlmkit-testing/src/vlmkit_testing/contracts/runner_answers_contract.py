@@ -76,8 +76,8 @@ class RunnerAnswersContract(RunnerSubject):
 
         async def read(runner: Runner, request: Request) -> list[Chunk]:
             stream, chunks = await runner.asubmit(request), list[Chunk]()
-            while lot := await stream.next_chunks():
-                chunks += lot
+            while batch := await stream.next_chunks():
+                chunks += batch
             return chunks
 
         with self._runner() as runner:
@@ -85,8 +85,8 @@ class RunnerAnswersContract(RunnerSubject):
             held = whole.text.strip()[:MAX_HELD_CHARS]
             if not held:
                 pytest.skip("its answer has no text: override request()")
-            asked = self.request(stop=(f"{held}{NEVER_WRITTEN}",))
-            for chunks in (list(runner.submit(asked)), asyncio.run(read(runner, asked))):
+            request = self.request(stop=(f"{held}{NEVER_WRITTEN}",))
+            for chunks in (list(runner.submit(request)), asyncio.run(read(runner, request))):
                 assert [s.token_id for chunk in chunks for s in chunk.samples] == whole.token_ids
                 assert "".join(chunk.text for chunk in chunks) == whole.text
 

@@ -132,17 +132,17 @@ class RunnerContract(RunnerAnswersContract):
     def test_a_failure_is_reported_once_and_fails_later_requests(self) -> None:
         """Every request has its error by then, and later ones fail."""
         told: list[BaseException] = []
-        beside: list[BaseException] = []
+        others: list[BaseException] = []
         late: list[BaseException] = []
         with self._runner() as runner:
             runner.on_failure(told.append)
-            runner.on_failure(beside.append)
+            runner.on_failure(others.append)
             self.fail(runner)
-            assert self._eventually(lambda: bool(told and beside)), "it is not reported to all"
+            assert self._eventually(lambda: bool(told and others)), "it is not reported to all"
             assert not runner.is_ready
             assert not is_restarting(runner)
             runner.on_failure(late.append)
-            assert (len(told), len(beside), len(late)) == (1, 1, 1)
+            assert (len(told), len(others), len(late)) == (1, 1, 1)
             with pytest.raises(EngineError):
                 runner.submit(self.request()).result()
 
