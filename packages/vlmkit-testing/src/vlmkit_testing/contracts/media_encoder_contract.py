@@ -214,7 +214,7 @@ class MediaEncoderContract:
         for features in self.make().encode(self.shown):
             arrays = [features.embeddings, *features.extra.values()]
             assert features.num_bytes >= sum(map(_num_bytes, arrays))
-            assert features.num_bytes >= _kept_bytes(arrays), "they keep more than they state"
+            assert features.num_bytes >= _retained_bytes(arrays), "they keep more than they state"
 
     def test_features_of_an_earlier_call_stay_as_they_are(self) -> None:
         """Callers cache results, so no buffer may be reused."""
@@ -353,19 +353,19 @@ def _cloned(array: Any) -> Any:
     return array.clone() if hasattr(array, "clone") else np.array(np.from_dlpack(array))
 
 
-def _kept_bytes(arrays: Seq[Any]) -> int:
+def _retained_bytes(arrays: Seq[Any]) -> int:
     """Return the memory that arrays of NumPy or PyTorch keep, each array behind views once."""
-    kept: dict[int, int] = {}
+    retained: dict[int, int] = {}
     for array in arrays:
         whole = array
         while isinstance(getattr(whole, "base", None), np.ndarray):
             whole = whole.base
         if hasattr(whole, "untyped_storage"):
             whole = whole.untyped_storage()
-            kept[whole.data_ptr()] = whole.nbytes()
+            retained[whole.data_ptr()] = whole.nbytes()
         else:
-            kept[id(whole)] = _num_bytes(whole)
-    return sum(kept.values())
+            retained[id(whole)] = _num_bytes(whole)
+    return sum(retained.values())
 
 
 def _num_bytes(array: Any) -> int:
