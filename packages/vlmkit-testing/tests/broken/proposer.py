@@ -195,7 +195,7 @@ class RemembersEndedAnswers(NgramProposer):
     def forget(self, sequence: Sequence) -> None:
         super().forget(sequence)
         tokens = tuple(sequence.tokens(0, len(sequence)))
-        self.ended |= {tokens[i - 3 : i] : tokens[i : i + 4] for i in range(3, len(tokens))}
+        self.ended |= {tokens[i - 3 : i]: tokens[i : i + 4] for i in range(3, len(tokens))}
 
 
 class OnProposer(ProposerContract):
