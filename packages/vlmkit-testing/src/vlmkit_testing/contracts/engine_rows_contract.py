@@ -138,7 +138,7 @@ class EngineRowsContract(EngineSubject):
         limits = host.engine.limits
         if not limits.mixes_prefill_and_decode or limits.max_item_rows == 1 > limits.hidden_size:
             pytest.skip("the items of its steps have one row each")
-        items = []
+        items = list[WorkItem]()
         for prompt in cycle(self.together(limits)):
             sequence = host.sequence(prompt)
             if len(items) == NUM_MIXED or host.admit(sequence) is None:

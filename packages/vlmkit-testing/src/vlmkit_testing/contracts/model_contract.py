@@ -243,11 +243,11 @@ class ModelContract:
         before = [] if listing is None else list(listing())
         for reference in self._here():
             self._build(reference, registry=registry)
-        if (reference := self.added()) is None:
+        if (new := self.added()) is None:
             pytest.skip("override added() to run this test")
-        assert reference not in before
-        assert listing is None or sorted(listing()) == sorted([*before, reference])
-        assert self._build(reference, registry=registry).has(CONFIGS)
+        assert new not in before
+        assert listing is None or sorted(listing()) == sorted([*before, new])
+        assert self._build(new, registry=registry).has(CONFIGS)
 
     def test_asking_fetches_nothing(self) -> None:
         """``cannot_serve``, ``list_models`` and models on this disk use no network."""
