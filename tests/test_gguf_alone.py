@@ -58,7 +58,7 @@ FAMILIES = {
     for name, made in (gguf_families.FAMILIES | gguf_families.RECURRENT).items()
     if gguf.MODEL_ARCH_NAMES[made.arch] in gguf_config.MODELS
 }
-WITHOUT_ATTENTION = {"mamba", "mamba2"}
+WITH_MAMBA = {"jamba", "mamba", "mamba2"}
 """Families that vlmkit-torch does not run. The tests of vlmkit-llama compare their answers."""
 
 
@@ -91,7 +91,7 @@ def alone(
     return (made.folder / gguf_folders.FILE).rename(place / f"{family}-{kind}.gguf"), made
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in WITHOUT_ATTENTION])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in WITH_MAMBA])
 def test_a_file_alone_answers_as_the_dense_model(
     family: str, source: Source, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def fields_of(source: Path, family: str, pre: str = "gpt-2") -> Callable[[gguf.G
     config = transformers.AutoConfig.from_pretrained(source).get_text_config()
 
     def write(writer: gguf.GGUFWriter) -> None:
-        if family not in ("mamba", "mamba2"):
+        if family not in ("jamba", "mamba", "mamba2"):
             _numbers(writer, config, family)
         if pre:
             _byte_level(writer, source, config.vocab_size, pre)

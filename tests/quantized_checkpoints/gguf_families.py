@@ -85,6 +85,18 @@ FAMILIES: dict[str, Made] = {
     "nemotron": Made("NemotronConfig", A.NEMOTRON, {"head_dim": 16}),
 }
 RECURRENT: dict[str, Made] = {
+    "jamba": Made(
+        "JambaConfig",
+        A.JAMBA,
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
     "lfm2": Made(
         "Lfm2Config",
         A.LFM2,

@@ -227,6 +227,21 @@ def fields_of_states(config: Any) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "vocab_size": config.vocab_size,
     }
+    if config.model_type == "jamba":
+        heads = config.num_key_value_heads
+        kinds = [number % 2 for number in range(config.num_hidden_layers)]
+        return fields | {
+            "feed_forward_length": config.intermediate_size,
+            "attention.head_count": config.num_attention_heads,
+            "attention.head_count_kv": [heads * kind for kind in kinds],
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.time_step_rank": config.mamba_dt_rank,
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+        }
     if config.model_type == "lfm2":
         heads = config.num_key_value_heads
         return fields | {

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 Build = Callable[..., Any]
 Made = Callable[..., Path]
-FAMILIES = ("lfm2", "mamba", "mamba2")
+FAMILIES = ("jamba", "lfm2", "mamba", "mamba2")
 KINDS = {"F32": 1e-3, "F16": 4e-2, "Q8_0": 1.0}
 """The largest difference of a logit from transformers; see ``test_engine``."""
 
@@ -195,6 +195,12 @@ class TestLfm2(OnRecurrent):
     """Layers with attention beside others."""
 
     family = "lfm2"
+
+
+class TestJamba(OnRecurrent):
+    """Mamba and attention in turn, and experts in some layers."""
+
+    family = "jamba"
 
 
 class TestLfm2OfQ80(TestLfm2):

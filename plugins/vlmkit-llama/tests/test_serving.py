@@ -159,7 +159,7 @@ def test_a_mutated_file_is_rejected_or_answers(made: Made, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen2", "gemma2", "qwen3_moe", "lfm2", "mamba", "mamba2"]
+    "family", ["llama", "qwen2", "gemma2", "qwen3_moe", "jamba", "lfm2", "mamba", "mamba2"]
 )
 def test_five_hundred_mutated_files_are_rejected_or_answer(
     family: str, made: Made, tmp_path: Path

@@ -104,7 +104,7 @@ def test_a_tag_of_a_hub_fetches_its_pieces_and_one_projector_and_nothing_else(
         assert "there are: mmproj-F16.gguf, mmproj-F32.gguf" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("architecture", ["jamba", "rwkv7"])
+@pytest.mark.parametrize("architecture", ["rwkv6", "rwkv7"])
 def test_a_model_whose_tensors_cannot_be_checked_is_refused_by_its_architecture(
     architecture: str, made: Folders, tmp_path: Path
 ) -> None:

@@ -385,6 +385,44 @@ def _convolved(found: Metadata) -> Config:
     }
 
 
+def _jamba(found: Metadata, config: Config) -> Config:
+    key, tensors = found.of_model, found.file.tensors
+    num = config["num_hidden_layers"]
+    attention = [heads > 0 for heads in found.of_layers(key("attention.head_count_kv"))]
+    experts = [f"blk.{layer}.ffn_gate_inp.weight" in tensors for layer in range(num)]
+    own = _every(found, "attn_layer", attention) | _every(found, "expert_layer", experts)
+    if any(experts):
+        total = found.size(key("expert_count"))
+        own |= {"num_experts": total, "num_experts_per_tok": _used_experts(found, total)}
+    else:
+        own |= {"num_experts": 1, "num_experts_per_tok": 1}
+    return (
+        _rms(found, config)
+        | own
+        | {
+            "intermediate_size": found.size(key("feed_forward_length")),
+            "mamba_d_conv": found.size(key("ssm.conv_kernel")),
+            "mamba_d_state": found.size(key("ssm.state_size")),
+            "mamba_dt_rank": found.size(key("ssm.time_step_rank")),
+            "mamba_expand": found.size(key("ssm.inner_size")) // config["hidden_size"],
+            }
+    )
+
+
+def _every(found: Metadata, kind: str, layers: list[bool]) -> Config:
+    """Return after how many layers those of a kind recur, and the first of them.
+
+    Raises:
+        FormatError: they do not recur regularly.
+    """
+    places = [number for number, is_one in enumerate(layers) if is_one]
+    period = places[1] - places[0] if len(places) > 1 else len(layers)
+    offset = places[0] if places else 0
+    if places and (offset >= period or places != [*range(offset, len(layers), period)]):
+        raise found.error(f"has layers of the kind {kind!r} at irregular places, not supported")
+    return {f"{kind}_period": period, f"{kind}_offset": offset}
+
+
 def _lfm2(found: Metadata, _: Config) -> Config:
     key = found.of_model
     heads = found.of_layers(key("attention.head_count_kv"))
@@ -408,6 +446,7 @@ MODELS: Mapping[str, Model] = {
     "glm4": Model("glm4", "Glm4ForCausalLM", _rms, is_partial=True),
     "granite": Model("granite", "GraniteForCausalLM", _granite),
     "llama": Model("llama", "LlamaForCausalLM", _llama, norms_experts=True),
+    "jamba": Model("jamba", "JambaForCausalLM", _jamba, norms_experts=False),
     "lfm2": Model("lfm2", "Lfm2ForCausalLM", _lfm2),
     "mamba": Model("mamba", "MambaForCausalLM", _mamba, has_attention=False),
     "mamba2": Model("mamba2", "Mamba2ForCausalLM", _mamba2, has_attention=False),

@@ -227,6 +227,103 @@ def _lfm2_inner(config: Config) -> int:
     return -(-inner // multiple) * multiple
 
 
+def _jamba(config: Config) -> Tensors:
+    hidden = integer_of(config, "hidden_size")
+    found = _around(config, "embed_tokens", "final_layernorm", is_tied=False)
+    for number in range(integer_of(config, "num_hidden_layers", MAX_LAYERS)):
+        layer = f"model.layers.{number}"
+        has_attention = _is_in(config, "attn_layer", number)
+        mixer = _jamba_attention if has_attention else _jamba_mixer
+        has_experts = _num_experts(config) > 1 and _is_in(config, "expert_layer", number)
+        feed_forward = _jamba_experts if has_experts else _jamba_dense
+        for part in (mixer, feed_forward):
+            for name, plain in part(config, hidden, layer):
+                found[f"blk.{number}.{name}"] = plain
+        for name, module in (("attn_norm", "input_layernorm"), ("ffn_norm", "pre_ff_layernorm")):
+            stored = f"blk.{number}.{name}.weight"
+            found[stored] = PlainTensor(f"{layer}.{module}.weight", (hidden,))
+    return found
+
+
+def _jamba_mixer(config: Config, hidden: int, layer: str) -> Layer:
+    fields = _jamba_sizes(config)
+    yield from _mamba_mixer(fields, hidden, f"{layer}.mamba")
+    for name, size in (
+        ("dt", fields["ssm.time_step_rank"]),
+        ("b", fields["ssm.state_size"]),
+        ("c", fields["ssm.state_size"]),
+    ):
+        plain = f"{layer}.mamba.{name}_layernorm.weight"
+        yield f"ssm_{name}_norm.weight", PlainTensor(plain, (size,))
+
+
+def _jamba_attention(config: Config, hidden: int, layer: str) -> Layer:
+    heads, key_heads = (integer_of(config, name) for name in HEADS)
+    keys = key_heads * (hidden // heads)
+    for name, plain, rows in (
+        ("attn_q", "q_proj", hidden),
+        ("attn_k", "k_proj", keys),
+        ("attn_v", "v_proj", keys),
+        ("attn_output", "o_proj", hidden),
+    ):
+        yield f"{name}.weight", PlainTensor(f"{layer}.self_attn.{plain}.weight", (rows, hidden))
+
+
+def _jamba_dense(config: Config, hidden: int, layer: str) -> Layer:
+    inner = integer_of(config, "intermediate_size")
+    for name, shape in (
+        ("gate", (inner, hidden)),
+        ("up", (inner, hidden)),
+        ("down", (hidden, inner)),
+    ):
+        yield f"ffn_{name}.weight", PlainTensor(f"{layer}.feed_forward.{name}_proj.weight", shape)
+
+
+def _jamba_experts(config: Config, hidden: int, layer: str) -> Layer:
+    num = _num_experts(config)
+    router = PlainTensor(f"{layer}.feed_forward.router.weight", (num, hidden))
+    yield "ffn_gate_inp.weight", router
+    for name, plain in _jamba_dense(config, hidden, layer):
+        stored = name.replace(".weight", "_exps.weight")
+        each = plain.name.replace("feed_forward.", "feed_forward.experts.{expert}.")
+        yield stored, PlainTensor(each, (num, *plain.shape))
+
+
+def _jamba_fields(config: Config) -> FieldValues:
+    for name, wanted in (("mamba_proj_bias", False), ("mamba_conv_bias", True)):
+        if (found := config.get(name, wanted)) is not wanted:
+            raise FormatError(f"its config.json has {name} {found!r}, not supported in GGUF files")
+    num = integer_of(config, "num_hidden_layers", MAX_LAYERS)
+    heads = integer_of(config, "num_key_value_heads")
+    with_heads = [heads * _is_in(config, "attn_layer", number) for number in range(num)]
+    own = {"attention.head_count": integer_of(config, "num_attention_heads")}
+    return {**_jamba_sizes(config), **own, "attention.head_count_kv": with_heads}
+
+
+def _jamba_sizes(config: Config) -> Mapping[str, int]:
+    own = {name: config.get(f"mamba_{name}") for name in ("d_conv", "d_state", "dt_rank", "expand")}
+    hidden = integer_of(config, "hidden_size")
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": hidden * integer_of(own, "expand", default=2),
+        "conv_kernel": own["d_conv"],
+        "state_size": own["d_state"],
+        "time_step_rank": own["dt_rank"],
+    }
+    return _mamba_fields(sizes)
+
+
+def _num_experts(config: Config) -> int:
+    return integer_of(config, "num_experts", default=16)
+
+
+def _is_in(config: Config, kind: str, number: int) -> bool:
+    """Return whether a layer is of a kind that recurs, such as ``attn_layer``."""
+    period = integer_of(config, f"{kind}_period", default=8 if kind == "attn_layer" else 2)
+    offset = config.get(f"{kind}_offset", 4 if kind == "attn_layer" else 1)
+    return bool(number % period == offset)
+
+
 def _around(
     config: Config, embedding: str, norm: str, stored_norm: str = "output_norm", *, is_tied: bool
 ) -> Tensors:
@@ -251,6 +348,7 @@ def _around(
 
 
 RECURRENT: Mapping[str, Recurrent] = {
+    "jamba": Recurrent("jamba", _jamba, _jamba_fields),
     "lfm2": Recurrent("lfm2", _lfm2, _lfm2_fields),
     "mamba": Recurrent("mamba", _mamba, _mamba_fields, "backbone"),
     "mamba2": Recurrent("mamba2", _mamba2, _mamba2_fields, "backbone"),
