@@ -405,7 +405,7 @@ def _jamba(found: Metadata, config: Config) -> Config:
             "mamba_d_state": found.size(key("ssm.state_size")),
             "mamba_dt_rank": found.size(key("ssm.time_step_rank")),
             "mamba_expand": found.size(key("ssm.inner_size")) // config["hidden_size"],
-            }
+        }
     )
 
 
