@@ -51,20 +51,7 @@ Saved = Callable[[str], Path]
 Make = Callable[..., Quantized]
 Row = tuple[bytes, bytes, bytes]
 UP = "model.layers.0.mlp.up_proj"
-ALWAYS = {
-    "gptq",
-    "gptq, 4 and 8 bits",
-    "awq, rows",
-    "awq, images",
-    "compressed, packed",
-    "compressed, a plain layer between others",
-    "Q4_0",
-    "Q4_0, tied",
-    "Q8_0",
-    "Q8_0, experts",
-    "Q8_0, tied",
-    "bfloat16",
-}
+ALWAYS = {"gptq", "awq, rows", "compressed, packed", "Q4_0", "Q8_0", "bfloat16"}
 """Forms that run always, each method among them; the others are slow tests."""
 
 

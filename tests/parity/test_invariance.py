@@ -61,8 +61,10 @@ def in_precision(request: pytest.FixtureRequest) -> Callable[[str], str]:
 
 
 CACHES = [
-    *((name, "auto") for name in ("llama", "llava", "qwen3_vl", "gemma3", "mllama")),
-    *((name, "int8") for name in ("llava", "gemma3")),
+    *((name, "auto") for name in ("llama", "qwen3_vl", "mllama")),
+    *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in ("llava", "gemma3")),
+    pytest.param("llava", "int8", marks=pytest.mark.slow),
+    ("gemma3", "int8"),
 ]
 
 

@@ -87,11 +87,14 @@ KERNELS = {"gptq, 8 bits": TwoInt4Linear, "Q8_0": TwoInt4Linear} | dict.fromkeys
 """The class of packed layers; that of other methods is for 4 bits."""
 TEXT_ALONE = {"awq", "Q8_0", "Q4_0"}  # sizes of towers are no multiples of 32; GGUF has no towers
 CASES = [
-    (method, family)
+    pytest.param(
+        method, family, marks=() if family == "llama" or method == "gptq" else pytest.mark.slow
+    )
     for method in METHODS
     for family in ("llama", "phi3", "llava", "qwen2_5_vl")
     if method not in TEXT_ALONE or family in ("llama", "phi3")
 ]
+"""Each method with one family and each family with one method run always."""
 
 
 def weight(rows: int, columns: int, size: int, seed: int, **more: Any) -> QuantizedLinear:

@@ -72,8 +72,17 @@ def test_a_plain_tower_may_be_listed_by_modules_below_its_layers(
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", METHODS)
+PAIRS = [
+    pytest.param(
+        method, family, marks=() if family == "llama" or method == "gptq" else pytest.mark.slow
+    )
+    for method in METHODS
+    for family in FAMILIES
+]
+"""Each method with one family and each family with one method run always."""
+
+
+@pytest.mark.parametrize(("method", "family"), PAIRS)
 def test_a_quantized_checkpoint_is_answered_as_its_dequantized_weights(
     method: str, family: str, saved: Saved, tmp_path: Path
 ) -> None:

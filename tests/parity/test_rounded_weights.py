@@ -501,7 +501,7 @@ def test_threads_change_no_value() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_the_planned_peak_of_reading_is_the_measured_one(scheme: str, tmp_path: Path) -> None:
     """A process reads layers that take 432 MiB in bfloat16; another model was read before."""
     for name, width, layers in (("first", 64, 1), ("model", 1024, 8)):
