@@ -6,15 +6,16 @@ threads at once, and ``close`` in the closing thread after the loop's end.
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Array, Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class OverlapsSteps(Protocol):
         """
         ...
 
-    def start_read(self, array: Array) -> Callable[[], NDArray[Any]]:
+    def start_read(self, array: Array) -> "Callable[[], NDArray[Any]]":
         """Start to copy an array from the engine's device to the host.
 
         Returns:

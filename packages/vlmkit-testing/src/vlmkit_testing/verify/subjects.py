@@ -266,6 +266,7 @@ def _tokenizer(model: ModelParts) -> dict[str, Any]:
 
     return {
         "takes_images": model.is_seeing,
+        "keeps_spaces": False,  # some templates trim messages
         "is_lossless": False,  # some normalise, and do not say so
         "keeps_places": False,  # some templates put images first, and do not say so either
         "marks_answers": False,  # and some mark no beginning of an answer
@@ -277,7 +278,7 @@ def _tokenizer(model: ModelParts) -> dict[str, Any]:
 
 
 def _encoder(model: ModelParts) -> dict[str, Any]:
-    return {"slots": model.slots}
+    return {"slots": model.slots, "sizes_differ": False}  # some models show one size
 
 
 def _engine(model: ModelParts) -> dict[str, Any]:
