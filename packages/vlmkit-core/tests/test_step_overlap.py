@@ -6,9 +6,13 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mock_model import Hesitant, hesitant, picture, wait_until
+from vlmkit.errors import EngineError
+from vlmkit.interfaces.step import StepOutput
+from vlmkit.running.engine_loop import step_overlap
 from vlmkit.running.engine_loop.ngram import NgramProposer
 from vlmkit.running.engine_loop.step_executor import StepExecutor
 from vlmkit.running.engine_loop.step_overlap import StepOverlap
@@ -196,13 +200,10 @@ def test_a_step_whose_tokens_cannot_be_chosen_is_computed_again(at):
         assert counters(model)["num_overlapped_steps"] > 0
 
 
-def test_nothing_is_computed_ahead_while_a_request_waits():
+def test_nothing_is_computed_ahead_while_a_sequence_waits():
     with recorded(max_sequences=1) as (model, calls):
-        first, second = asked(model, 12), asked(model, 12)
-        first.result()
-        second.result()
-        assert calls.count("ahead") < 22, "the second one waited for a while"
-        assert counters(model)["num_steps"] == 24
+        asked(model, 12, n=2).result()
+        assert calls == ["forward"] * 13 + ["ahead"] * 11, "the second choice waited for the first"
 
 
 def test_nothing_is_computed_ahead_of_a_token_with_drafts():
@@ -237,3 +238,68 @@ def test_a_sequence_that_did_not_get_its_token_goes_on_without_the_step():
     assert overlap.started_items({sequence}) == ()
     assert not overlap.has_started
     assert overlap.compute(items) == [first]
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 4])
+def test_a_started_step_with_other_rows_than_items_is_not_used(num_rows):
+    """Otherwise an answer would get the tokens of another one when a third one ends."""
+
+    class ReturnsOtherRows(Recording):
+        def forward_next(self, items, token_ids):
+            output = super().forward_next(items, token_ids)
+            if self.calls.count("ahead") == 3:
+                rows = np.repeat(output.logits[:1], num_rows, axis=0) if num_rows else None
+                return StepOutput(rows)
+            return output
+
+    with load(overlaps=False) as plain, load(engine=ReturnsOtherRows) as model:
+        requests = [
+            model.request(
+                text, seed=seed, temperature=0.8, ignore_eos=True, max_tokens=4 + 3 * seed
+            )
+            for seed, text in enumerate(["one", "two", "three"])
+        ]
+        expected = [tokens_of(plain.submit(request).result()) for request in requests]
+        assert [tokens_of(each.result()) for each in map(model.submit, requests)] == expected
+        assert counters(model)["num_failed"] == 0
+
+
+def test_a_token_outside_of_the_vocabulary_never_reaches_the_device():
+    """A device would fail for good; the host refuses the token when it reads it."""
+    seen = []
+
+    class ChoosesWrongly:
+        def prepare(self, rows):
+            pick = ArraySampler().prepare(rows)
+            wrong = [row.num_output == 3 for row in rows]
+            return lambda logits: np.where(wrong, 10**6, pick(logits))
+
+    class NotesTokens(Recording):
+        def forward_next(self, items, token_ids):
+            seen.extend(token_ids.tolist())
+            return super().forward_next(items, token_ids)
+
+    with load(engine=NotesTokens, sampler=ChoosesWrongly()) as model:
+        with pytest.raises(EngineError, match="1000000"):
+            asked(model).result()
+        assert seen
+        assert max(seen) < model.facts.limits.vocab_size
+
+
+def test_a_copy_of_rows_that_fails_costs_no_answer(monkeypatch):
+    """Rows are copied when a sequence in the middle ends."""
+
+    def fail(array, rows):
+        if len(rows) < array.shape[0]:
+            raise MemoryError
+        return array
+
+    with load(overlaps=False) as plain, load() as model:
+        requests = [
+            model.request("hello", seed=seed, temperature=0.8, ignore_eos=True, max_tokens=num)
+            for seed, num in enumerate([12, 5, 9])
+        ]
+        expected = [tokens_of(plain.submit(request).result()) for request in requests]
+        monkeypatch.setattr(step_overlap, "_selected", fail)
+        assert [tokens_of(each.result()) for each in map(model.submit, requests)] == expected
+        assert counters(model)["num_failed"] == 0

@@ -43,7 +43,7 @@ def with_projector(checkpoint: Checkpoint, wanted: str) -> Checkpoint:
         CheckpointError: the model is in no GGUF file, or the tower is not beside it.
     """
     selected = replace(checkpoint, projector=checkpoint.path / wanted)
-    if (file := gguf_file(selected)) is None:
+    if (file := gguf_file(selected) or gguf_file(checkpoint)) is None:
         raise CheckpointError(
             f"model {checkpoint.name!r} is in no GGUF file, and only such a model has a projector "
             f"({wanted!r})",

@@ -96,7 +96,8 @@ def named_projector(file: str, names: Iterable[str], wanted: str) -> str:
         wanted: what the user named.
 
     Raises:
-        CheckpointError: it is in another folder, is not there, or is the model.
+        CheckpointError: it is in another folder, is not there, is the model, or is no GGUF file
+            under a name of its own.
     """
     if "/" in wanted or "\\" in wanted:
         raise CheckpointError(
@@ -104,9 +105,8 @@ def named_projector(file: str, names: Iterable[str], wanted: str) -> str:
             hint="put it beside the model, and set projector to its name alone",
         )
     names = set(names)
-    if wanted == file or wanted not in names:
-        listed = sorted(name for name in names if "/" not in name and is_projector(name))
-        problem = "is the model" if wanted == file else f"is not beside {file!r}"
+    if problem := _not_a_projector(file, names, wanted):
+        listed = sorted(n for n in names if "/" not in n and n[0] != "." and is_projector(n))
         raise CheckpointError(
             f"the projector {wanted!r} {problem}",
             hint=f"there are: {', '.join(listed[:MAX_LISTED])}"
@@ -114,6 +114,19 @@ def named_projector(file: str, names: Iterable[str], wanted: str) -> str:
             else "put the model's 'mmproj' file there",
         )
     return wanted
+
+
+def _not_a_projector(file: str, names: set[str], wanted: str) -> str:
+    """Return why a file cannot have the vision tower of a model, by its name; empty if it can."""
+    if wanted in pieces_of(file):
+        return "is the model"
+    if wanted not in names:
+        return f"is not beside {file!r}"
+    if not suffix_of(wanted, GGUF):
+        return "is no GGUF file"
+    if is_further_piece(wanted):
+        return "is a part of another file"
+    return "is a hidden file" if wanted.startswith(".") else ""
 
 
 def gguf_files(folder: Path) -> list[Path]:

@@ -168,8 +168,8 @@ class StepExecutor:
         pick = self._sampler.prepare(free) if free else None
         self._at = ENGINE
         output = (forward or self._engine.forward)(items)
-        _check_rows(output.logits, len(rows))
-        _check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
+        check_rows(output.logits, len(rows))
+        check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
         masks = None
         if any(item.sequence.guide is not None for item in with_logits):
             masks = GrammarBitmask(with_logits, self._component_names.of(CONSTRAINT))
@@ -222,7 +222,8 @@ class StepExecutor:
             raise ComponentFailed(part, self._component_names) from raised
 
 
-def _check_rows(array: Array | None, num_wanted: int) -> None:
+def check_rows(array: Array | None, num_wanted: int) -> None:
+    """Raise a Fault of the engine if it returned another number of rows."""
     num_rows = 0 if array is None else array.shape[0]
     if num_rows != num_wanted:
         raise Fault(ENGINE, f"returned {num_rows} rows for {num_wanted}")

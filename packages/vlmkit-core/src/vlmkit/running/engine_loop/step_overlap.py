@@ -1,10 +1,10 @@
-"""Starts a step of decodes before the last step is read, so that a device need not wait for a host.
+"""Starts a step of decodes before the tokens of the last one are read.
 
 The device computes the next tokens of all answers while the host reads, checks and delivers the
 last ones. Schedulers of other servers call this asynchronous or overlapped scheduling. Here the
-scheduler is not asked: a step is repeated only while every admitted sequence decodes and none
-waits, so there is nothing to decide. A repeated step that turns out wrong is discarded, and costs
-time but no answer. Plans nothing, and delivers nothing.
+scheduler is not asked: a step is followed at once only while every admitted sequence decodes and
+none waits, so there is nothing to decide. A started step that cannot be used is discarded, and
+costs time but no answer. Plans nothing, and delivers nothing.
 """
 
 import logging
@@ -17,7 +17,12 @@ from vlmkit.interfaces.engine import Engine, OverlapsSteps
 from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import StepOutput, WorkItem
-from vlmkit.running.engine_loop.step_executor import Outcome, SampledStep, StepExecutor
+from vlmkit.running.engine_loop.step_executor import (
+    Outcome,
+    SampledStep,
+    StepExecutor,
+    check_rows,
+)
 from vlmkit.running.sampling.array_namespace import namespace_of
 
 log = logging.getLogger(__name__)
@@ -80,13 +85,17 @@ class StepOverlap:
             return ()
         items, output = self._started
         rows = [row for row, item in enumerate(items) if item.sequence in running]
-        if any(len(items[row].sequence) != items[row].stop for row in rows):
-            self._discard_started(running)  # a constraint allowed no token
-            return ()
+        try:
+            logits = _selected(output.logits, rows) if rows else None
+        except Exception as error:  # a device may have no memory for a copy
+            log.debug("a started step is planned and computed again", exc_info=error)
+            rows, logits = [], None
         items = tuple(items[row] for row in rows)
-        self._started = None
-        if items:
-            self._started = _StartedStep(items, StepOutput(_selected(output.logits, rows)))
+        # A sequence without its token had a constraint that allowed none.
+        if not items or any(len(item.sequence) != item.stop for item in items):
+            self._discard_started(running)
+            return ()
+        self._started = _StartedStep(items, StepOutput(logits))
         return items
 
     def compute(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
@@ -96,7 +105,7 @@ class StepOverlap:
             items: of the scheduler, or those that :meth:`started_items` has just returned.
         """
         started, self._started = self._started, None
-        if self._engine is None or not (started or self._may_repeat(items)):
+        if self._engine is None or not (started or self._may_be_followed(items)):
             return self._executor.compute(items)
         try:
             step = self._executor.sample(
@@ -114,7 +123,7 @@ class StepOverlap:
         """Drop the step that was started, without the engine, which may have failed."""
         self._started = None
 
-    def _may_repeat(self, items: Seq[WorkItem]) -> bool:
+    def _may_be_followed(self, items: Seq[WorkItem]) -> bool:
         """Return whether a step can be followed by the next token of each of its sequences."""
         if self._scheduler.num_running != len(items) or self._num_waiting():
             return False
@@ -122,23 +131,27 @@ class StepOverlap:
 
     def _start_next(self, step: SampledStep) -> None:
         """Start the step after one whose tokens are chosen, unless that is impossible."""
-        if self._engine is None or not self._may_repeat(step.items):
+        if self._engine is None or not self._may_be_followed(step.items):
             return
         rows = [row for row, item in enumerate(step.items) if _has_two_tokens_left(item.sequence)]
         items = tuple(WorkItem(step.items[r].sequence, step.items[r].stop, 1, 1) for r in rows)
         if not items or not all(self._cache.reserve(i.sequence, i.stop) for i in items):
             return
+        # An id outside of the vocabulary would break a device; its request fails once it is read.
+        token_ids = step.token_ids % self._cache.limits.vocab_size
         try:
-            output = self._engine.forward_next(items, _selected(step.token_ids, rows))
+            output = self._engine.forward_next(items, _selected(token_ids, rows))
+            check_rows(output.logits, len(items))
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
-            self._truncate(items)
             self._note_failure(error)
+            self._truncate(items)
         else:
             self._num_failures = 0
             self._started = _StartedStep(items, output)
 
     def _note_failure(self, error: Exception) -> None:
         self._num_failures += 1
+        log.debug("a step could not be started before the last one was read", exc_info=error)
         if self._num_failures == MAX_FAILURES:
             log.warning("steps are not overlapped any more: forward_next fails", exc_info=error)
             self._engine = None
