@@ -173,7 +173,7 @@ class OverlapsSteps(Protocol):
 
         Args:
             items: one token and one row of logits each. Their ``token_ids`` must not be read.
-            token_ids: ``[items]`` integers on the engine's device.
+            token_ids: ``[items]`` integers of the vocabulary, on the engine's device.
         """
         ...
 

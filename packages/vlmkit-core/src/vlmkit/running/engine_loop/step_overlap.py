@@ -105,7 +105,7 @@ class StepOverlap:
             items: of the scheduler, or those that :meth:`started_items` has just returned.
         """
         started, self._started = self._started, None
-        if self._engine is None or not (started or self._may_be_followed(items)):
+        if self._engine is None or not (started or self._may_overlap(items)):
             return self._executor.compute(items)
         try:
             step = self._executor.sample(
@@ -123,7 +123,7 @@ class StepOverlap:
         """Drop the step that was started, without the engine, which may have failed."""
         self._started = None
 
-    def _may_be_followed(self, items: Seq[WorkItem]) -> bool:
+    def _may_overlap(self, items: Seq[WorkItem]) -> bool:
         """Return whether a step can be followed by the next token of each of its sequences."""
         if self._scheduler.num_running != len(items) or self._num_waiting():
             return False
@@ -131,7 +131,7 @@ class StepOverlap:
 
     def _start_next(self, step: SampledStep) -> None:
         """Start the step after one whose tokens are chosen, unless that is impossible."""
-        if self._engine is None or not self._may_be_followed(step.items):
+        if self._engine is None or not self._may_overlap(step.items):
             return
         rows = [row for row, item in enumerate(step.items) if _has_two_tokens_left(item.sequence)]
         items = tuple(WorkItem(step.items[r].sequence, step.items[r].stop, 1, 1) for r in rows)
