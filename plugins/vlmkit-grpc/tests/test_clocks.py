@@ -20,7 +20,8 @@ from workers import worker
 
 pytestmark = pytest.mark.posix
 
-HOUR_S = 3600
+MINUTE_S = 60
+HOUR_S = 60 * MINUTE_S
 
 
 class Clock:
@@ -63,7 +64,8 @@ def test_times_of_a_request_are_by_the_clock_of_the_gateway(tmp_path, ahead_s):
         done = model.generate("what?", images=[picture()])
         times = times_of(done)
         assert len(times) > 1
-        assert all(before_s - 0.1 <= each <= time.time() for each in times)
+        # The difference of the clocks is estimated, to within the delay of a message.
+        assert all(before_s - MINUTE_S <= each <= time.time() + MINUTE_S for each in times)
 
 
 @contextmanager
