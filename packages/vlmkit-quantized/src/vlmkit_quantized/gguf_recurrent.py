@@ -38,13 +38,28 @@ class Recurrent:
 
 
 def _mamba(config: Config) -> Tensors:
+    return _of_mixers(config, _mamba_fields, _mamba_mixer, is_tied=True)
+
+
+def _mamba2(config: Config) -> Tensors:
+    return _of_mixers(config, _mamba2_fields, _mamba2_mixer, is_tied=False)
+
+
+def _of_mixers(
+    config: Config,
+    fields_of: Callable[[Config], Mapping[str, int]],
+    mixer: Callable[[Mapping[str, int], int, str], Layer],
+    *,
+    is_tied: bool,
+) -> Tensors:
+    """Return the tensors of a model whose layers are a norm and a mixer each."""
     _check_biases(config)
-    hidden, fields = integer_of(config, "hidden_size"), _mamba_fields(config)
-    found = _around(config, "embeddings", "norm_f", is_tied=True)
+    hidden, fields = integer_of(config, "hidden_size"), fields_of(config)
+    found = _around(config, "embeddings", "norm_f", is_tied=is_tied)
     for number in range(integer_of(config, "num_hidden_layers", MAX_LAYERS)):
         layer = f"model.layers.{number}"
         found[f"blk.{number}.attn_norm.weight"] = PlainTensor(f"{layer}.norm.weight", (hidden,))
-        for name, plain in _mamba_mixer(fields, hidden, f"{layer}.mixer"):
+        for name, plain in mixer(fields, hidden, f"{layer}.mixer"):
             found[f"blk.{number}.{name}"] = plain
     return found
 
@@ -74,18 +89,6 @@ def _mamba_mixer(fields: Mapping[str, int], hidden: int, layer: str) -> Layer:
     ):
         yield name, PlainTensor(f"{layer}.{plain}", shape)
     yield "ssm_a", PlainTensor(f"{layer}.A_log", (inner, state), is_log=True)
-
-
-def _mamba2(config: Config) -> Tensors:
-    _check_biases(config)
-    hidden, fields = integer_of(config, "hidden_size"), _mamba2_fields(config)
-    found = _around(config, "embeddings", "norm_f", is_tied=False)
-    for number in range(integer_of(config, "num_hidden_layers", MAX_LAYERS)):
-        layer = f"model.layers.{number}"
-        found[f"blk.{number}.attn_norm.weight"] = PlainTensor(f"{layer}.norm.weight", (hidden,))
-        for name, plain in _mamba2_mixer(fields, hidden, f"{layer}.mixer"):
-            found[f"blk.{number}.{name}"] = plain
-    return found
 
 
 def _mamba2_fields(config: Config) -> Mapping[str, int]:
