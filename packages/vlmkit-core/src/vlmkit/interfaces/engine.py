@@ -39,7 +39,8 @@ class EngineLimits:
             bit.
         max_item_rows: maximum number of logit rows of one work item.
         max_draft_tokens: maximum number of drafts of one work item; each needs a row.
-        overlaps_steps: whether the engine is one that :class:`OverlapsSteps`, and gains by it.
+        overlaps_steps: whether the loop may overlap steps by the methods of :class:`OverlapsSteps`.
+            An engine should claim it only if a device computes while the host works.
         hidden_size: columns of the hidden states, which any token may request; 0 if the engine
             returns none.
         precision: the precision of the computation, such as ``bfloat16``, for display; empty if
