@@ -108,8 +108,8 @@ class _Monitor:
             return EngineError(f"{self._task.name} did not end within {age_s:.0f} s")
         if age_s > max(self._slow_s, SLOW_FACTOR * self._longest_s) and not self._is_reported:
             self._is_reported = True
-            self._task.count_slow()
             self._report(logging.WARNING, "is still running")
+            self._task.count_slow()  # after the report, which a reader of the counter then finds
         return None
 
     def _report(self, level: int, verdict: str) -> None:
