@@ -3,7 +3,7 @@
 It compares answers of ten tiny families with transformers, for each attention backend, with and
 without CUDA graphs. Then it times random weights in the shape of an 8B model, beside the time that
 reading weights and cache takes on this device, without and with overlapped steps, and beside
-``generate_batch`` of transformers.
+``generate_batch`` of transformers. It also fills the cache that the measured memory leaves.
 ``--size tiny --device cpu`` tries the script itself; its figures say nothing about a GPU.
 """
 
@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 64, "sliding_window": 64, **LOCAL_EXPERTS},
     "phi3": {},
 }
-PARTS = ("parity", "decodes", "overlap", "growth", "peers")
+PARTS = ("parity", "memory", "decodes", "overlap", "growth", "peers")
 BACKENDS = ("sdpa", "triton", "varlen")
 PROMPT_TOKENS = (40, 129, 300)
 ANSWER_TOKENS = 12
@@ -387,6 +387,28 @@ def answered(model: Any, prompts: Sequence[Prompt], num_tokens: int) -> tuple[li
     return texts, time.perf_counter() - started
 
 
+def memory(folder: Path, device: str, size: str) -> None:
+    """Print the memory that steps take beside a cache that is full, as it was measured at load."""
+    logging.getLogger("vlmkit_torch.engine.measured_memory").setLevel(logging.INFO)
+    settings = engine_settings(device, size) | {"memory_fraction": 0.9}
+    with loaded(folder, **settings) as engine:
+        if device == "cpu":
+            print("\na CPU measures no memory")
+            return
+        free, total = torch.cuda.mem_get_info()
+        print(f"\n{engine.limits.capacity_tokens:,} tokens; {free / 2**30:.2f} GiB are free")
+        longest = engine.limits.max_sequence_tokens - 1
+        num = max(1, min(engine.limits.capacity_tokens // longest, engine.limits.max_sequences))
+        decoding = Decoding(engine, [longest - NUM_WARM_STEPS] * num)
+        for _ in range(NUM_WARM_STEPS):
+            decoding.step()
+        decoding.end()
+        least = total - torch.cuda.max_memory_reserved()
+        split = engine.max_pass_tokens
+        print(f"{num} sequences of {longest:,} tokens: {least / 2**30:.2f} GiB were never reserved")
+        print("no step was split" if split is None else f"steps were split to {split} tokens")
+
+
 def growth(folder: Path, device: str, size: str, num_steps: int) -> None:
     """Print the memory that steps of one sequence leave behind."""
     with loaded(folder, **engine_settings(device, size)) as engine:
@@ -468,6 +490,8 @@ def main() -> None:
         if set(PARTS[1:]) & set(options.parts):
             with torch.device(device):
                 large = shapes.save(SHAPE_OF[size], folder / "large", "bfloat16")
+        if "memory" in options.parts:
+            memory(large, device, size)
         if "decodes" in options.parts:
             decodes(large, device, size, options.steps)
         if "overlap" in options.parts:

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parents[1] / "benchmarks/gpu_day.py"
 TINY = ["--device", "cpu", "--size", "tiny", "--steps", "1", "--growth-steps", "10"]
-PARTS = ["--parts", "parity", "decodes", "overlap", "growth"]
+PARTS = ["--parts", "parity", "memory", "decodes", "overlap", "growth"]
 
 
 @pytest.mark.torch
@@ -28,5 +28,6 @@ def test_all_but_the_peers_are_measured_on_a_cpu():
         "| 8 of 40 |  |",
         "| prompt of 100 |",
         "10 steps of one sequence: 0.00",
+        "a CPU measures no memory",
     ):
         assert row in done.stdout

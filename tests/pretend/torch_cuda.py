@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pretend import cuda_graphs
 from pretend.cuda_graphs import READS, Recorder
+from pretend.cuda_memory import Memory
 
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
@@ -68,6 +69,7 @@ class Device:
         is_broken: whether it fails at everything, as after an assertion in a kernel.
         is_busy: a call that concerns the device runs.
         recorder: notes the operators of a step that is captured; None outside a capture.
+        memory: what tensors on the device take.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -78,6 +80,8 @@ class Device:
     is_broken: bool = False
     is_busy: bool = False
     recorder: Recorder | None = None
+    memory: Memory = field(default_factory=Memory)
+    _stays: bool = False
     _started_copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def reset(self) -> None:
@@ -116,7 +120,7 @@ class Device:
             return self.start_copy(*args)
         stays = self._note_move(func, args, ours, target)
         args, kwargs = tree_map_only(torch.device, _to_host, (args, kwargs))
-        self.is_busy = True
+        self.is_busy, self._stays = True, stays
         try:
             made = _compute(func, args, kwargs, goes=bool(ours) != stays)
         finally:
@@ -124,6 +128,13 @@ class Device:
         if not stays or isinstance(made, torch.Size):  # which a map would turn into a tuple
             return made
         return tree_map_only(Tensor, _on_cuda, made)
+
+    def note_results(self, made: Any) -> None:
+        """Count the memory of the results of an operator."""
+        if self._stays:
+            for tensor in tree_leaves(made):
+                if isinstance(tensor, Tensor):
+                    self.memory.add(tensor)
 
     def _note_move(self, func: Any, args: Any, ours: list[Any], target: Any) -> bool:
         """Count transfers between devices; return whether the result is on the device.
@@ -210,7 +221,11 @@ class _Kernels(TorchDispatchMode):
             if not is_view and name not in NO_KERNELS:
                 self.device.kernels[name] += 1
             if self.device.recorder is not None:
-                return self.device.recorder.run(func, args, kwargs or {}, is_view=is_view)
+                made = self.device.recorder.run(func, args, kwargs or {}, is_view=is_view)
+            else:
+                made = func(*args, **(kwargs or {}))
+            self.device.note_results(made)
+            return made
         return func(*args, **(kwargs or {}))
 
 
@@ -224,6 +239,7 @@ def cuda_is_there(*, gib: float = 8) -> Iterator[None]:
         "mem_get_info": lambda *_: (int(gib * GIB), int(gib * GIB)),
         "get_device_capability": lambda *_: (9, 0),
         "empty_cache": lambda: None,
+        "synchronize": lambda *_: None,
     }
     with ExitStack() as stack:
         for name, fact in facts.items():
@@ -234,9 +250,11 @@ def cuda_is_there(*, gib: float = 8) -> Iterator[None]:
 @contextmanager
 def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
     """Let torch have a CUDA device with so much free memory, as far as vlmkit can tell."""
-    device = Device()
+    device = Device(memory=Memory(int(gib * GIB)))
     with ExitStack() as stack:
         stack.enter_context(cuda_is_there(gib=gib))
+        for name, made in device.memory.functions().items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, made))
         for name in ("_add_batch_dim", "_remove_batch_dim"):  # of vmap, which are no calls of torch
             stays = _staying(getattr(vmap, name))
             stack.enter_context(mock.patch.object(vmap, name, stays))

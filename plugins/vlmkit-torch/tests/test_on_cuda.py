@@ -67,16 +67,6 @@ def test_a_lost_device_ends_the_engine(load: Load) -> None:
     assert str(caught.value.__cause__) == ("device 'cuda:0' failed and computes nothing any more")
 
 
-def test_the_default_cache_is_a_part_of_free_device_memory(load: Load) -> None:
-    gib = 64 * 1000 * 256 / 2**30
-    with pretended_cuda(gib=gib) as _:
-        engine, _ = load("llama", device="cuda", cache_tokens=None, max_sequences=64)
-
-    cache = engine._context.cache
-    taken = sum(shape.token_bytes for shape in cache.shapes.values()) * cache.num_slots
-    assert 0.7 * gib < taken / 2**30 < 0.8 * gib
-
-
 def test_the_simulated_device_enforces_the_rules_of_a_device() -> None:
     with pretended_cuda() as device:
         row = torch.arange(4.0).to(CUDA)

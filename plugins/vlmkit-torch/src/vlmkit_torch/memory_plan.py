@@ -6,7 +6,6 @@ step of that engine shows what a step takes. No weight is read.
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence as Seq
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,14 +15,12 @@ import torch
 from torch.fx.experimental import _config as fx_config
 
 from vlmkit.interfaces.memory_plan import MemoryNeed, MemoryPlan, PlannedLoad
-from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit.interfaces.sequence import Sequence
-from vlmkit.interfaces.step import WorkItem
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.types.sampling import SamplingParams
 from vlmkit_torch.attention.choice import BackendChoice
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine import kernel_memory
+from vlmkit_torch.engine.largest_step import admitted, decodes, last_chunks
 from vlmkit_torch.engine.packing import is_faster
 from vlmkit_torch.engine.torch_engine import TorchEngine
 from vlmkit_torch.loading.linear_modules import modules_of
@@ -55,7 +52,7 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     model, plan, need = _model(context)
     device, cache_bytes = plan.device, plan.cache_bytes
     if cache_bytes is None:
-        cache_bytes = max(0, hardware.cache_bytes(device, need.num_bytes))
+        cache_bytes = max(0, hardware.cache_bytes(device, settings.memory_fraction, need.num_bytes))
     loaded = LoadedModel(model, cache_bytes=cache_bytes)
     choice = BackendChoice(context, settings.attention, settings.has_int8_cache)
     choice.refuse_absent()
@@ -174,8 +171,8 @@ def _step(engine: TorchEngine, load: PlannedLoad, dtype: torch.dtype) -> tuple[M
     limits = engine.limits
     context = min(load.context_tokens or limits.max_sequence_tokens, limits.max_sequence_tokens)
     num = max(1, min(load.num_sequences, limits.max_sequences, limits.capacity_tokens // context))
-    sequences = list(_admitted(engine, context - 1, num))
-    chunks = list(_chunks(engine, sequences, context - 1, load.max_step_tokens))
+    sequences = admitted(engine, context - 1, num)
+    chunks = last_chunks(engine, sequences, load.max_step_tokens)
     with peak_memory() as prefill:
         engine.forward(chunks)
     state_bytes = engine.state_bytes(sequences[0])
@@ -184,44 +181,13 @@ def _step(engine: TorchEngine, load: PlannedLoad, dtype: torch.dtype) -> tuple[M
         row_bytes = engine.needs.hidden_size * dtype.itemsize
         peak_bytes += min(num, len(chunks) + 1) * context * row_bytes
     if not engine.is_recurrent:
-        for sequence in sequences:
-            sequence.output_ids.append(0)
         with peak_memory() as decode:
-            engine.forward([WorkItem(each, context - 1, 1, num_rows=1) for each in sequences])
+            engine.forward(decodes(sequences))
         peak_bytes = max(peak_bytes, decode.peak_bytes)
     num_tokens = sum(item.num_tokens for item in chunks)
     detail = f"{num_tokens:,} tokens of prompts, or one of each of {num}"
     step = MemoryNeed(name="largest step", num_bytes=peak_bytes, detail=detail)
     return step, state_bytes
-
-
-def _chunks(
-    engine: TorchEngine, sequences: Seq[Sequence], num_tokens: int, max_step_tokens: int
-) -> Iterator[WorkItem]:
-    """Yield the last chunks of prompts, as many as fit into a step."""
-    for sequence in sequences:
-        chunk = min(num_tokens, engine.limits.max_chunk_tokens, max_step_tokens)
-        if chunk < 1:
-            return
-        # A recurrent layer needs the state before its first token.
-        start = 0 if engine.is_recurrent else num_tokens - chunk
-        yield WorkItem(sequence, start, chunk, num_rows=1)
-        max_step_tokens -= chunk
-
-
-def _admitted(engine: TorchEngine, num_tokens: int, num: int) -> Iterator[Sequence]:
-    for number in range(num):
-        prompt = Prompt((0,) * num_tokens)
-        sequence = Sequence(
-            f"plan {number}",
-            prompt,
-            SamplingParams(),
-            scope=str(number).encode(),
-            plan=engine.read(prompt),
-        )
-        if engine.admit(sequence) is None:
-            return
-        yield sequence
 
 
 def _tower(

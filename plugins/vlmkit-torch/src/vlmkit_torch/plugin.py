@@ -20,7 +20,7 @@ VLMKIT_KINDS = kinds.KINDS
 
 
 UNVERIFIED = (
-    "speed and answers on CUDA devices were not verified by the project: "
+    "speed, answers and measured memory on CUDA devices were not verified by the project: "
     "`python benchmarks/gpu_day.py` in a clone of it verifies them"
 )
 
@@ -97,7 +97,19 @@ def _examine_engine(context: BuildContext) -> str:
     cache = "8-bit KV cache" if settings.has_int8_cache else ""
     device = hardware.choose_device(sizing.settings_of(context))
     unverified = UNVERIFIED if device.type == "cuda" else ""
-    return ", ".join(filter(None, (examine(context), cache, choice.described(device), unverified)))
+    backends = choice.described(device)
+    size = _cache_size(settings) if device.type == "cuda" else ""
+    return ", ".join(filter(None, (examine(context), cache, size, backends, unverified)))
+
+
+def _cache_size(settings: EngineSettings) -> str:
+    """Return how large the cache of a CUDA device will be, which is known after the weights."""
+    if settings.states_cache:
+        return ""
+    return (
+        f"a cache of what the largest step leaves of {settings.memory_fraction:.0%} of the free "
+        "memory, measured at load"
+    )
 
 
 def _examine_encoder(context: BuildContext) -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from vlmkit.settings.bounds import (
     CacheTokens,
+    Fraction,
     Gibibytes,
     Positive,
     Sequences,
@@ -57,6 +58,10 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             ``cache_gib``.
         cache_gib: memory for the cache; None takes a part of what is free. A CPU's is resident only
             where tokens were written.
+        memory_fraction: on a CUDA device, the part of the memory that is free after the weights
+            were read, for cache, steps and image batches. The largest step and image batch are
+            computed once at load; the cache gets what they leave. ``cache_tokens`` and
+            ``cache_gib`` state the cache instead.
         cache_dtype: precision of keys and values; ``auto`` is the model's. ``int8`` stores 8 bits,
             with a scale for each token, head and layer: about twice the tokens of half precision
             in the same memory. Answers change a little. Recurrent states, and rows of images for
@@ -94,6 +99,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
 
     cache_tokens: CacheTokens | None = None
     cache_gib: Gibibytes | None = None
+    memory_fraction: Fraction = 0.9
     cache_dtype: CacheDtype = "auto"
     block_tokens: Positive = 16
     prefix_cache: bool = True
@@ -108,6 +114,11 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     cuda_graphs: bool = True
     overlap_steps: bool = True
     self_check: bool = True
+
+    @property
+    def states_cache(self) -> bool:
+        """Whether the size of the cache is stated."""
+        return self.cache_tokens is not None or self.cache_gib is not None
 
     @property
     def has_int8_cache(self) -> bool:

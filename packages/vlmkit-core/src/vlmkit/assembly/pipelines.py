@@ -101,6 +101,7 @@ class PipelineBuilder:
             on_stage=self._report,
             registries=self._plugins.by_kind,
             components=self._choice,
+            bounds=self._config.pipeline,
             builds_other=partial(self._build_other, other_models),
         )
         with ExitStack() as built:

@@ -17,6 +17,7 @@ CacheTokens = Annotated[int, Meta(ge=1, le=2**26)]
 SequenceTokens = Annotated[int, Meta(ge=1, le=2**24)]
 Sequences = Annotated[int, Meta(ge=1, le=2**16)]
 Gibibytes = Annotated[float, Meta(gt=0.0, le=2**20)]
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 
 Secret = Annotated[

@@ -6,6 +6,7 @@ interprets errors of devices.
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,7 +22,8 @@ GIB = sizing.GIB
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CALL_BYTES = {"cpu": 2**19}  # see call_bytes(); measured on two cores
 CALL_BYTES_OF_GPU = 2**24
-FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
+MPS_FRACTION = 0.4  # of free memory for a cache; the rest is for activations and other programs
+PLANNED_FRACTION = 8 / 9  # of the memory for cache and steps, where steps were not measured
 MPS_RELEASE = (2, 13)  # of torch; earlier ones compute attention of views and grouped heads wrong
 
 _mps_lock = threading.RLock()  # one for the process, like MPS's command queue
@@ -64,19 +66,35 @@ def choose_dtype(settings: ComputeSettings, own: torch.dtype | None) -> torch.dt
     return own
 
 
-def cache_bytes(device: torch.device, more_bytes: int = 0) -> int:
-    """Return how many bytes a cache may take if settings do not state it.
+def cache_bytes(device: torch.device, memory_fraction: float, more_bytes: int = 0) -> int:
+    """Return how many bytes a cache may take if neither settings nor a measurement state it.
 
     Args:
         device: that stores it.
+        memory_fraction: of the free memory of a CUDA device, for cache and steps.
         more_bytes: bytes that will be allocated there before.
     """
     if device.type == "cuda":
-        return int((torch.cuda.mem_get_info(device)[0] - more_bytes) * FREE_FRACTION)
+        return int((free_bytes(device) - more_bytes) * memory_fraction * PLANNED_FRACTION)
     if device.type == "mps":
         used = torch.mps.driver_allocated_memory() + more_bytes
-        return int(max(GIB, torch.mps.recommended_max_memory() - used) * FREE_FRACTION / 2)
+        return int(max(GIB, torch.mps.recommended_max_memory() - used) * MPS_FRACTION)
     return sizing.CACHE_BYTES
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of a CUDA device that no program has."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def added_bytes(device: torch.device, compute: Callable[[], object]) -> int:
+    """Return the most memory of a CUDA device that a computation takes besides what is there."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    compute()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def call_bytes(device: torch.device) -> int:

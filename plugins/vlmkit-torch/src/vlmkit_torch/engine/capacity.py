@@ -258,4 +258,4 @@ def available_bytes(settings: EngineSettings, loaded: LoadedModel) -> int:
         return int(settings.cache_gib * hardware.GIB)
     if loaded.cache_bytes is not None:
         return loaded.cache_bytes
-    return hardware.cache_bytes(loaded.device)
+    return hardware.cache_bytes(loaded.device, settings.memory_fraction)

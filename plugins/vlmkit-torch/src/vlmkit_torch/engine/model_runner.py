@@ -68,6 +68,11 @@ class ModelRunner:
         if static_steps is not None:
             self.graphs = CudaGraphs(context.cache.device, static_steps, self._decode)
 
+    @property
+    def max_pass_tokens(self) -> int | None:
+        """Most tokens of a forward pass since memory ran out; None before."""
+        return self._step_size.max_tokens
+
     def run_next(self, items: Seq[WorkItem], token_ids: torch.Tensor) -> StepOutput:
         """Compute one token of each item; see :class:`vlmkit.interfaces.engine.OverlapsSteps`.
 

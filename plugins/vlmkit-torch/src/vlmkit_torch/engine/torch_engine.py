@@ -3,6 +3,7 @@
 Implements ``vlmkit.interfaces.engine.Engine``. Selects no work items and samples no tokens.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import msgspec
 import torch
 from numpy.typing import NDArray
 
-from vlmkit.errors import CheckpointError, RequestError, VlmkitError
+from vlmkit.errors import CheckpointError, OutOfMemory, RequestError, VlmkitError
 from vlmkit.interfaces.cache_events import CacheListener
 from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED, Admission, EngineLimits
 from vlmkit.interfaces.media_encoder import MediaEncoder
@@ -35,7 +36,7 @@ from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
 from vlmkit_torch.cross_attention.spec import cross_attention_spec
 from vlmkit_torch.devices import faults, hardware
 from vlmkit_torch.devices.own_thread import in_own_thread
-from vlmkit_torch.engine import capacity, packing
+from vlmkit_torch.engine import capacity, measured_memory, packing
 from vlmkit_torch.engine.batch import Batcher
 from vlmkit_torch.engine.cache_manager import CacheManager
 from vlmkit_torch.engine.model_runner import ModelRunner
@@ -49,6 +50,8 @@ from vlmkit_torch.prompts.prompt_reader import PromptReader
 from vlmkit_torch.self_checks import text_check, vision_check
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.support.transformers_source import ANOTHER
+
+log = logging.getLogger(__name__)
 
 
 class TorchEngine:
@@ -148,6 +151,11 @@ class TorchEngine:
         """Return the bytes of the recurrent states of an admitted sequence."""
         recurrent = self._runner.recurrent
         return 0 if recurrent is None else recurrent.num_bytes(sequence)
+
+    @property
+    def max_pass_tokens(self) -> int | None:
+        """Most tokens of a forward pass since memory ran out; None before."""
+        return self._runner.max_pass_tokens
 
     @property
     def num_free_tokens(self) -> int:
@@ -395,7 +403,7 @@ def build(context: BuildContext) -> TorchEngine:
     try:
         capacity.refuse_unsupported(loaded.model)
         with hardware.exclusive(loaded.device), torch.no_grad():
-            return _checked_engine(context.files, loaded, settings, choice)
+            return _checked_engine(context, loaded, settings, choice)
     except VlmkitError:
         raise
     except Exception as error:  # a family's code may raise anything if its structure is unexpected
@@ -409,9 +417,9 @@ def build(context: BuildContext) -> TorchEngine:
 
 
 def _checked_engine(
-    files: Checkpoint, loaded: LoadedModel, settings: EngineSettings, choice: BackendChoice
+    context: BuildContext, loaded: LoadedModel, settings: EngineSettings, choice: BackendChoice
 ) -> TorchEngine:
-    views = Views(loaded.model)
+    files, views = context.files, Views(loaded.model)
     positions.fix_rotary_frequencies(views, capacity.max_sequence_tokens(views, settings))
     positions.fix_attention_temperature(views.decoder)
     note = None  # the code of another plugin may change unnoticed
@@ -422,6 +430,8 @@ def _checked_engine(
     is_checked = is_wanted and selfcheck_records.read(note) is None
     with exact_activations(loaded.model):
         expected = text_check.reference(views, loaded.device) if is_checked else None
+    if measured_memory.applies(settings, loaded.device):
+        loaded.cache_bytes = _measured_cache_bytes(context, loaded, views, settings, choice)
     engine = TorchEngine(loaded, views, settings, choice)
     if expected is not None:
         with exact_activations(loaded.model):
@@ -430,3 +440,39 @@ def _checked_engine(
     if settings.packed_weights and packing.is_faster(loaded.device, loaded.dtype):
         engine.enable_packing(files)
     return engine
+
+
+def _measured_cache_bytes(
+    context: BuildContext,
+    loaded: LoadedModel,
+    views: Views,
+    settings: EngineSettings,
+    choice: BackendChoice,
+) -> int | None:
+    """Return what the largest step leaves to the cache; None if the device had no room for it.
+
+    Raises:
+        ConfigError: it leaves too little for a cache.
+    """
+    device, reason = loaded.device, ""
+    small = measured_memory.settings_to_measure(settings, device)
+    engine = TorchEngine(loaded, views, small, choice)
+    token_bytes = engine.needs.token_bytes
+    try:
+        needs = measured_memory.measure(engine, context, loaded, settings)
+    except Exception as error:
+        if not isinstance(error, OutOfMemory) and not faults.is_out_of_memory(error):
+            raise
+        reason = str(error)
+    finally:
+        engine.close()
+    # Outside the handler, because the error references what was computed.
+    if not reason:
+        return measured_memory.cache_bytes(needs, settings.memory_fraction, token_bytes, device)
+    faults.free_memory(device)
+    log.warning(
+        "the largest step is not measured: %s; the cache has the planned size, and steps that do "
+        "not fit are split",
+        reason,
+    )
+    return None
