@@ -9,6 +9,7 @@ from broken.engine_mock import MOCKS
 from broken.engine_numbers import NUMBERS
 from broken.engine_overlap import OVERLAP
 from broken.engine_prefixes import PREFIXES
+from broken.engine_repeats import REPEATS
 from broken.engine_room import ROOM
 from broken.engine_rows import ROWS
 from broken.engine_subjects import OnAttention
@@ -19,5 +20,5 @@ TABLE = Table(
     EngineContract,
     OnAttention,
     AttentionEngine,
-    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *WALK, *OVERLAP, *MOCKS),
+    (*NUMBERS, *ROWS, *PREFIXES, *EVENTS, *ROOM, *LIFE, *WALK, *OVERLAP, *REPEATS, *MOCKS),
 )

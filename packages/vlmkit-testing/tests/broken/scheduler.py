@@ -39,6 +39,47 @@ class RunsOneSequenceAtATime(ContinuousScheduler):
         return dataclasses.replace(step, items=step.items[:1])
 
 
+class CommitsOnlyPlannedItems(ContinuousScheduler):
+    """Records the stops of a step when it plans them."""
+
+    stops: dict[Sequence, int]
+
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        self.stops = {item.sequence: item.stop for item in step.items}
+        return step
+
+    def commit(self, step: Step, duration_s: float) -> None:
+        super().commit(step, duration_s)
+        for item in step.items:
+            stop = self.stops[item.sequence]
+            item.sequence.num_computed_tokens = min(stop, item.stop)
+
+
+class LetsOthersPassAPromptWithoutRoom(ContinuousScheduler):
+    """Puts the head of the queue one place back if it is not admitted."""
+
+    def plan(self, cache: Cache) -> Step:
+        num_running, heap = self.num_running, self._queue._heap
+        step = super().plan(cache)
+        if len(heap) > 1 and self.num_running <= num_running:
+            first, second = sorted(heap)[:2]
+            ranks = self._queue.ranks
+            if first[1] in ranks and second[1] in ranks and not step.preempted:
+                ranks[first[1]], ranks[second[1]] = second[0], first[0]
+                heap[:] = sorted((ranks.get(each, rank), each) for rank, each in heap)
+        return step
+
+
+class RaisesThePriorityOfRunningSequences(ContinuousScheduler):
+    """Marks committed sequences as more urgent, so that nothing preempts them."""
+
+    def commit(self, step: Step, duration_s: float) -> None:
+        super().commit(step, duration_s)
+        for item in step.items:
+            item.sequence.priority -= 1
+
+
 class NeverEncodes(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         return dataclasses.replace(super().plan(cache), encodes=())
@@ -385,6 +426,21 @@ TABLE = Table(
     on,
     ContinuousScheduler,
     (
+        Broken(
+            CommitsOnlyPlannedItems,
+            "The loop may repeat a step without a plan.",
+            "a_step_may_be_repeated_without_a_plan",
+        ),
+        Broken(
+            LetsOthersPassAPromptWithoutRoom,
+            "Sequences run in order of arrival, whatever their sizes.",
+            "a_sequence_without_room_is_not_overtaken",
+        ),
+        Broken(
+            RaisesThePriorityOfRunningSequences,
+            "A scheduler sets the priority of a sequence only when it queues it.",
+            "every_sequence_finishes",
+        ),
         Broken(
             KeepsTheSlotOfARemovedSequence,
             "A removed sequence frees its slot.",

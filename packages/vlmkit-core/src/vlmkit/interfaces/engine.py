@@ -142,9 +142,9 @@ class Engine(Cache, Protocol):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         """Compute the items and return the rows that they request, in their order.
 
-        Room is already reserved. Before the next step the same items may be passed again, alone or
-        together, and must give the same result. The loop does so to isolate a sequence that makes
-        its batch fail.
+        Room is already reserved. Before the next step the same items may be passed again, alone,
+        together or without their drafts, and must give the same result. The loop does so to isolate
+        a sequence that makes its batch fail.
         """
         ...
 

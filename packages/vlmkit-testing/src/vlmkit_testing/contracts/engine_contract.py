@@ -1,7 +1,7 @@
 """What every engine must do: inputs, limits, and the logits that it computes.
 
 Further contracts are its bases: several rows, shared prefixes, cache events, cache capacity, life
-cycle, and steps that overlap.
+cycle, steps that are repeated, and steps that overlap.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_life_contract import EngineLifeContract
 from vlmkit_testing.contracts.engine_overlap_contract import EngineOverlapContract
 from vlmkit_testing.contracts.engine_prefix_contract import EnginePrefixContract
+from vlmkit_testing.contracts.engine_repeat_contract import EngineRepeatContract
 from vlmkit_testing.contracts.engine_room_contract import EngineRoomContract
 from vlmkit_testing.contracts.engine_rows_contract import EngineRowsContract
 from vlmkit_testing.contracts.engine_walk_contract import EngineWalkContract
@@ -29,6 +30,7 @@ class EngineContract(
     EngineEventsContract,
     EngineRoomContract,
     EngineLifeContract,
+    EngineRepeatContract,
     EngineOverlapContract,
     EngineWalkContract,
 ):

@@ -36,7 +36,10 @@ class EventRecorder:
     def stored(self, block: CacheBlock) -> None:
         """Add a block, which must be new."""
         assert block.key not in self.index.blocks, "a block is stored that is stored already"
-        assert block.tokens, "a block without tokens is stored"
+        num_tokens = len(block.tokens)
+        assert num_tokens == self._block_tokens, (
+            f"a block of {num_tokens} tokens is stored, the limits say {self._block_tokens}"
+        )
         self.index.apply(CacheChange((block,)))
         self.new.append(block)
 

@@ -63,6 +63,8 @@ class EngineHost:
             assert num_cached % block_tokens == 0, "a prefix is not of whole blocks"
         else:
             assert num_cached == 0, "a prefix is shared, which limits.prefix_block_tokens denies"
+        most = sequence.plan.max_shared_tokens
+        assert most is None or num_cached <= most, "tokens are shared that the plan withholds"
         for span in sequence.plan.spans:
             assert not span.start < num_cached < span.stop, "the prefix cuts an atomic span"
         sequence.num_done = num_cached
@@ -86,7 +88,9 @@ class EngineHost:
         What stands is committed, as by the loop, when another block is whole. Of an item with
         drafts that is known when they are accepted or refused.
         """
-        rows = self.rows_of(self.forward(items).logits, items, self.engine.limits.vocab_size)
+        output = self.forward(items)
+        assert output.hidden is None, "no item wants hidden states"
+        rows = self.rows_of(output.logits, items, self.engine.limits.vocab_size)
         for item in items:
             sequence = cast(EngineSequence, item.sequence)
             sequence.num_done = item.stop - len(item.drafts)

@@ -9,11 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from vlmkit.interfaces.engine import CountsSteps
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_overlap_contract import (
+    on_device,
+    overlapping,
+    started_items,
+)
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
 NUM_ROUNDS_BESIDE_READERS = 3
@@ -92,6 +99,7 @@ class EngineLifeContract(EngineSubject):
         expected = host.last_logits(self.shortest)
         beside = EngineHost(other, self.features)
         self.agree(beside.last_logits(self.shortest), expected)
+        self.admitted(beside, self.shortest)  # a loop that fails ends with answers
         thread = threading.Thread(target=close)
         thread.start()
         thread.join()
@@ -115,7 +123,22 @@ class EngineLifeContract(EngineSubject):
         host.prefill(sequence)
         for token_id in self.answer_ids():
             host.decode(sequence, token_id)
+        self._run_on(host, sequence)
         host.engine.release(sequence)
+
+    def _run_on(self, host: EngineHost, sequence: EngineSequence) -> None:
+        """Compute refused drafts, a hidden state, and a step that is discarded, if it may."""
+        limits, token_id = host.engine.limits, self.answer_ids()[0]
+        if limits.max_draft_tokens:
+            item = host.next_item(sequence, token_id, (token_id,))
+            host.step([item])
+            host.accept(item, 0)
+        if limits.hidden_size:
+            host.hidden([structs.replace(host.next_item(sequence, token_id), output="hidden")])
+            sequence.num_done = len(sequence)
+        if limits.overlaps_steps:
+            tokens = on_device(host, [sequence], [token_id])
+            overlapping(host.engine).forward_next(started_items(host, [sequence]), tokens)
 
     def _refuse(self, host: EngineHost, watched: dict[str, Any]) -> None:
         """Offer a sequence to a full engine, and drop it."""
@@ -138,7 +161,8 @@ class EngineLifeContract(EngineSubject):
             pytest.skip("this engine has no counters")
         seen = [dict(engine.counters())]
         EngineHost(engine, self.features).last_logits(longest)
-        seen.append(dict(engine.counters()))
+        with ThreadPoolExecutor(1) as other:
+            seen.append(dict(other.submit(engine.counters).result()))
         engine.close()
         seen.append(dict(engine.counters()))
         for before, after in itertools.pairwise(seen):

@@ -14,6 +14,8 @@ from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
+NUM_STEPS = 20  # ahead, at most
+
 
 class EngineOverlapContract(EngineSubject):
     """Steps whose tokens only the device knows; skipped if the engine does not claim them."""
@@ -61,6 +63,45 @@ class EngineOverlapContract(EngineSubject):
                 host.decode(sequence, second), host.last_logits(sequence.prompt, [first, second])
             )
         self.release(host, sequences)
+
+    def test_the_right_token_may_follow_a_discarded_one(self, host: EngineHost) -> None:
+        """The loop passes the items of the step ahead to ``forward``, once or again and again."""
+        overlapping(host.engine)
+        first, second, *wrong = self.answer_ids()
+        sequences = self.prefilled(host)
+        host.step([host.next_item(sequence, first) for sequence in sequences])
+        for token_id in wrong:
+            tokens = on_device(host, sequences, [token_id] * len(sequences))
+            started = started_items(host, sequences)
+            overlapping(host.engine).forward_next(started, tokens)
+            for item in started:
+                host.engine.truncate(item.sequence, item.start)
+        rows = [host.step([host.next_item(sequence, second) for sequence in sequences])]
+        rows += [host.step([host.next_item(sequence, first) for sequence in sequences])]
+        self.release(host, sequences)
+        for number, sequence in enumerate(sequences):
+            self.agree(rows[0][number], host.last_logits(sequence.prompt, [first, second]))
+            self.agree(rows[1][number], host.last_logits(sequence.prompt, [first, second, first]))
+
+    def test_many_steps_ahead_may_follow_each_other(self, host: EngineHost) -> None:
+        """Into the next block of the cache, with tokens of either size, while some answers end."""
+        overlapping(host.engine)
+        sequences = self.prefilled(host)
+        longest = max(len(sequence) for sequence in sequences)
+        room = min(host.engine.limits.max_sequence_tokens, self.most_tokens) - longest - 2
+        num_steps = min(NUM_STEPS, host.engine.limits.prefix_block_tokens + 2, room)
+        answer = self.tokens(num_steps + 1)
+        tokens = on_device(host, sequences, [answer[0]] * len(sequences))
+        for number in range(num_steps):
+            if number == num_steps // 2 and len(sequences) > 1:
+                host.engine.release(sequences.pop(0))
+                tokens = tokens[1:]
+            rows = self.ahead(host, sequences, tokens, [answer[number]] * len(sequences))
+            is_short = number % 2 == 0
+            tokens = beside(tokens, [answer[number + 1]] * len(sequences), is_short=is_short)
+        self.release(host, sequences)
+        for sequence, row in zip(sequences, rows, strict=True):
+            self.agree(row, host.last_logits(sequence.prompt, answer[:num_steps]))
 
     def test_a_sequence_may_end_while_its_next_token_is_computed(self, host: EngineHost) -> None:
         """Its room may be taken at once, and the other sequences go on."""
@@ -139,11 +180,11 @@ def started_items(host: EngineHost, sequences: Seq[EngineSequence]) -> list[Work
     return [item_of(sequence, len(sequence), 1, 1) for sequence in sequences]
 
 
-def beside(array: Any, token_ids: Seq[int]) -> Any:
+def beside(array: Any, token_ids: Seq[int], *, is_short: bool = False) -> Any:
     """Return token ids as an array of the same library, on the same device as another."""
     xp = array_api_compat.array_namespace(array)
-    device = array_api_compat.device(array)
-    return xp.asarray(list(token_ids), dtype=xp.int64, device=device)
+    dtype = xp.int32 if is_short else xp.int64
+    return xp.asarray(list(token_ids), dtype=dtype, device=array_api_compat.device(array))
 
 
 def on_device(host: EngineHost, sequences: Seq[EngineSequence], token_ids: Seq[int]) -> Any:

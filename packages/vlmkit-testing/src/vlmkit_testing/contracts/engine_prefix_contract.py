@@ -9,6 +9,7 @@ from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
+LONG_SCOPE = b"a digest of a tenant has 32 bytes"
 NOT_FOUND = "admit() found nothing of a prompt that was computed before and whose blocks are full"
 
 
@@ -192,7 +193,9 @@ class EnginePrefixContract(EngineSubject):
         before = self.fill(host, self.shortest)
         self.release(host, before)
         self._run(host, longest)
-        for scope in (b"b", *(sequence.scope for sequence in before)):
+        self._run(host, longest, LONG_SCOPE)
+        others = b"", b"b", b"A", b"a\0", b"aa", LONG_SCOPE[:-1], LONG_SCOPE[:-1] + b"t"
+        for scope in (*others, *(sequence.scope for sequence in before)):
             sequence = host.sequence(longest, scope=scope)
             assert host.admit(sequence) == 0
             host.engine.release(sequence)
@@ -208,6 +211,21 @@ class EnginePrefixContract(EngineSubject):
         assert num_cached <= second.media[0].start
         self.agree(host.prefill(sequence), expected)
         host.engine.release(sequence)
+
+    def test_every_byte_of_a_digest_counts(self, host: EngineHost) -> None:
+        """Digests of two pictures that are nearly equal are those of two pictures."""
+        prompt, _ = self.pictured_twins()
+        self._run(host, prompt)
+        slot = prompt.media[0]
+        for place in range(0, len(slot.digest), 31):
+            digest = bytearray(slot.digest)
+            digest[place] ^= 1
+            media = (dataclasses.replace(slot, digest=bytes(digest)), *prompt.media[1:])
+            sequence = host.sequence(dataclasses.replace(prompt, media=media), scope=b"a")
+            num_cached = host.admit(sequence)
+            assert num_cached is not None
+            assert num_cached <= slot.start, f"byte {place} of a digest is ignored"
+            host.engine.release(sequence)
 
     def test_images_in_another_order_are_not_shared(self, host: EngineHost) -> None:
         """The order of images is part of a prefix."""
@@ -237,8 +255,8 @@ class EnginePrefixContract(EngineSubject):
 
     # Helpers
 
-    def _run(self, host: EngineHost, prompt: Prompt) -> None:
-        sequence = host.sequence(prompt, scope=b"a")
+    def _run(self, host: EngineHost, prompt: Prompt, scope: bytes = b"a") -> None:
+        sequence = host.sequence(prompt, scope=scope)
         assert host.admit(sequence) is not None
         host.prefill(sequence)
         host.engine.release(sequence)

@@ -1,5 +1,6 @@
 """What an engine must do about cache capacity: count it right, and have what its limits state."""
 
+from collections.abc import Iterable, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice, product
 
@@ -11,6 +12,8 @@ from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
+MAX_CHUNKS = 8  # of one step
+NUM_RESERVATIONS = 6  # of the same tokens
 NUM_ENDINGS = 45  # more than a step of a usual batch size, and no multiple of a power of two
 
 
@@ -142,6 +145,15 @@ class EngineRoomContract(EngineSubject):
             pytest.skip("this cache has room for as many longest sequences as fit at all")
         assert self._growth(host, granted, is_first=False) == found, "what was refused took room"
 
+    def test_a_refused_admission_takes_no_room_and_evicts_nothing(self, host: EngineHost) -> None:
+        """Neither of a new prompt nor of one whose beginning is cached: it is asked each step."""
+        other = self.make()
+        try:
+            expected = self._left(EngineHost(other, self.features), is_asking=False)
+        finally:
+            other.close()
+        assert self._left(host, is_asking=True) == expected, "a refused sequence changes the cache"
+
     def test_reserving_reserved_tokens_changes_nothing(
         self, host: EngineHost, longest: Prompt
     ) -> None:
@@ -152,6 +164,10 @@ class EngineRoomContract(EngineSubject):
             assert host.engine.reserve(sequence, num_tokens)
         self.agree(host.prefill(sequence), expected)
         host.engine.release(sequence)
+        self.together(host.engine.limits)
+        before = self._room_beside(host, longest, ())
+        sizes = [1, len(longest), len(longest) + 1] * NUM_RESERVATIONS
+        assert self._room_beside(host, longest, sizes) == before, "a reservation is repeated"
 
     def test_the_longest_chunk_is_computed_as_shorter_ones(self, host: EngineHost) -> None:
         """``max_chunk_tokens`` of one sequence, in one work item."""
@@ -162,6 +178,28 @@ class EngineRoomContract(EngineSubject):
         expected = host.last_logits(self.shortest, answer, chunk_tokens=max(1, chunk_tokens // 3))
         row = host.last_logits(self.shortest, answer, chunk_tokens=chunk_tokens)
         self.agree(row, expected)
+
+    def test_every_item_of_a_step_may_be_a_longest_chunk(self, host: EngineHost) -> None:
+        """``max_chunk_tokens`` hold for each sequence, not for the step."""
+        limits = host.engine.limits
+        if not limits.mixes_prefill_and_decode:
+            pytest.skip("this engine computes one chunk in a step")
+        self.together(limits)
+        chunk_tokens = min(limits.max_chunk_tokens, self._num_tried(limits))
+        num_tokens = max(chunk_tokens, len(self.shortest) + 1)
+        sequences: list[EngineSequence] = []
+        for number in range(min(MAX_CHUNKS, max(2, self.most_tokens // chunk_tokens))):
+            answer = self.grown(self.shortest, num_tokens + number)[number:]
+            sequence = host.sequence(self.shortest, answer)
+            if host.admit(sequence) is None:
+                break
+            while num_left := num_tokens - chunk_tokens - sequence.num_done:
+                host.step([host.chunk(sequence, num_left)])
+            sequences.append(sequence)
+        rows = host.step([host.chunk(sequence, chunk_tokens) for sequence in sequences])
+        self.release(host, sequences)
+        for sequence, row in zip(sequences, rows, strict=True):
+            self.agree(row, host.last_logits(self.shortest, sequence.answer))
 
     def test_a_sequence_grows_to_the_longest_that_is_claimed(self, host: EngineHost) -> None:
         """``max_sequence_tokens`` of prompt and answer give the logits of one whole prompt."""
@@ -225,6 +263,58 @@ class EngineRoomContract(EngineSubject):
         assert asked() == capacity
 
     # Helpers
+
+    def _left(self, host: EngineHost, *, is_asking: bool) -> tuple[int | None, list[int]]:
+        """Return what is cached of a prompt beside others, and how far these may grow.
+
+        Args:
+            host: the engine under test.
+            is_asking: whether sequences ask before for more room than is left.
+        """
+        most, prompt = self._longest(host), max(self.asked, key=len)
+        first = host.sequence(prompt, scope=b"kept")
+        assert host.admit(first) == 0
+        host.prefill(first)
+        host.engine.release(first)
+        holding: list[EngineSequence] = []
+        left = host.engine.limits.capacity_tokens - 3 * most // 4  # no room for a longest one
+        while left > len(self.shortest) and len(holding) < host.engine.limits.max_sequences - 1:
+            holder = host.sequence(self.shortest, self.grown(self.shortest, min(most, left) - 1))
+            if host.admit(holder) is None:
+                break
+            holding.append(holder)
+            left -= most
+        for kept in (prompt, self.shortest) if is_asking else ():
+            asking = host.sequence(kept, self.grown(kept, most - 1), scope=b"kept")
+            for _ in range(3):
+                if host.admit(asking) is not None:
+                    pytest.skip("this cache has room for as many longest sequences as fit")
+        again = host.sequence(prompt, scope=b"kept")
+        if (num_cached := host.admit(again)) is not None:
+            host.engine.release(again)
+        others = self.fill(host, self.shortest)
+        grown = self._growing(host, others)
+        self.release(host, [*holding, *others])
+        return num_cached, grown
+
+    def _room_beside(self, host: EngineHost, prompt: Prompt, sizes: Iterable[int]) -> list[int]:
+        """Return how far sequences may grow beside one with some reservations."""
+        sequence = self.admitted(host, prompt)
+        for num_tokens in sizes:
+            assert host.engine.reserve(sequence, num_tokens)
+        others = self.fill(host, self.shortest)
+        grown = self._growing(host, others)
+        self.release(host, [sequence, *others])
+        return grown
+
+    def _growing(self, host: EngineHost, sequences: Seq[EngineSequence]) -> list[int]:
+        """Let sequences grow until one may not; return how long each became."""
+        longest, grown = self._longest(host), list[int]()
+        for each in sequences:
+            grown.append(max(n for n in range(longest + 1) if host.engine.reserve(each, n)))
+            if grown[-1] < longest:
+                break
+        return grown
 
     def _endings(self) -> list[tuple[int, ...]]:
         """Return different answers of equal length, whose number is odd."""

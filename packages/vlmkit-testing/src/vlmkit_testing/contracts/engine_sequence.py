@@ -52,7 +52,9 @@ class EngineSequence:
         return len(self.prompt) + len(self.answer)
 
     def tokens(self, start: int, stop: int) -> Seq[int]:
-        """Return the token ids of positions ``[start, stop)``."""
+        """Return the token ids of positions ``[start, stop)``; a list if all are of the answer."""
+        if start >= len(self.prompt):
+            return self.answer[start - len(self.prompt) : max(start, stop) - len(self.prompt)]
         return (*self.prompt.token_ids, *self.answer)[start:stop]
 
     def touched(self, start: int, stop: int) -> Mapping[int, MediaFeatures]:

@@ -125,6 +125,7 @@ class _Walk:
 
     def step(self) -> None:
         """Do one thing at random, and compare what is computed."""
+        assert self._engine.limits == self._limits, "the limits are constant"
         kind = self._random.random()
         if not self._active or kind < 0.2:
             self._admit()

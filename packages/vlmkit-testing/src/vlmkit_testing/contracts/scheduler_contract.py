@@ -166,6 +166,26 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract, Schedu
         simulation.check_empty()
 
     @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 20)), min_size=1, max_size=6),
+        limits=engine_limits(),
+    )
+    def test_a_step_may_be_repeated_without_a_plan(
+        self, work: list[tuple[Job, int]], limits: EngineLimits
+    ) -> None:
+        """While all admitted sequences decode and none waits; others may arrive meanwhile."""
+        simulation = Simulation(self.make(), limits, repeats=True)
+        sequences = [job.make(atomic=False) for job, _ in work]
+        for number in range(21):
+            for sequence, (_, arrival) in zip(sequences, work, strict=True):
+                if arrival == number:
+                    simulation.add(sequence)
+            simulation.step()
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job, _ in work]
+        simulation.check_empty()
+
+    @examples
     @given(work=st.lists(jobs(), min_size=1, max_size=8))
     def test_a_step_keeps_to_its_budget(self, work: list[Job]) -> None:
         """If there is one."""

@@ -6,18 +6,25 @@ import time
 from collections.abc import Sequence as Seq
 
 import pytest
+from hypothesis import given, strategies as st
 
+from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.sequence import Sequence
+from vlmkit_testing.contracts.examples import examples
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import (
     LIMITS,
     LONG_LIMITS,
     ORDERS,
+    Job,
     SchedulerSubject,
+    engine_limits,
+    jobs,
 )
 from vlmkit_testing.contracts.sequences import new_sequence
 from vlmkit_testing.contracts.simulated_time import StepCost
 
+CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 MOST_STEPS = 400  # for answers of 40 tokens
 
 
@@ -87,6 +94,37 @@ class SchedulerOrderContract(SchedulerSubject):
         found = self._served([0] * 8)
         assert found == sorted(found), "the first come is served first: or name it in `ignores`"
 
+    @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 9)), min_size=2, max_size=10),
+        limits=engine_limits(),
+    )
+    def test_a_sequence_without_room_is_not_overtaken(
+        self, work: list[tuple[Job, int]], limits: EngineLimits
+    ) -> None:
+        """Smaller prompts that would fit wait behind it, or it would wait for ever."""
+        self.keeps("arrival")
+        uses_priority = "priority" not in self.ignores
+        simulation = self.simulation(dataclasses.replace(limits, prefix_block_tokens=0))
+        ranks: dict[Sequence, tuple[int, int]] = {}
+        for number in range(MOST_STEPS):
+            for job, arrival in work:
+                if arrival == number:
+                    sequence = job.make(atomic=False)
+                    ranks[sequence] = (uses_priority * sequence.priority, len(ranks))
+                    simulation.add(sequence)
+            waiting = {s for s in simulation.unfinished if s not in simulation.cache.reserved}
+            step = simulation.step()
+            ran = {item.sequence for item in step.items}
+            admitted = waiting & (ran | simulation.cache.reserved.keys())
+            left = [ranks[each] for each in waiting - admitted - set(step.preempted)]
+            assert all(ranks[each] < min(left, default=ranks[each]) for each in admitted if left), (
+                "a sequence is admitted before one of a higher rank: or name the order in `ignores`"
+            )
+            if len(ranks) == len(work) and not simulation.unfinished:
+                break
+        simulation.check_empty()
+
     def test_priorities_that_it_says_it_ignores_change_nothing(self) -> None:
         """Clients are told that it has no effect."""
         if "priority" not in self.ignores:
@@ -100,7 +138,7 @@ class SchedulerOrderContract(SchedulerSubject):
         for pace_s in (0, 3600):
             look = map(float, itertools.count(10**6, pace_s)).__next__
             with pytest.MonkeyPatch.context() as patch:
-                for name in ("time", "monotonic", "perf_counter"):
+                for name in CLOCKS:
                     patch.setattr(time, name, look)
                 orders.append(self._served([1, 0, 1, 0, 1, 1, 0, 0]))
         assert orders[0] == orders[1]

@@ -1,5 +1,6 @@
 """The rules of a step that :mod:`vlmkit.interfaces` states, each as a check of one plan."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from typing import Any
 
@@ -9,26 +10,19 @@ from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.interfaces.view import SequenceView
 from vlmkit_testing.contracts.strict_cache import StrictCache
 
-NOT_ITS_OWN = (
-    "prompt",
-    "params",
-    "seed",
-    "max_tokens",
-    "scope",
-    "priority",
-    "plan",
-    "task",
-    "wanted",
-    "given",
-    "drafts",
-    "is_held",
-)
+ITS_OWN = frozenset({"num_computed_tokens", "num_cached_tokens", "features", "kept"})
+"""What a scheduler may change of a sequence; ``kept`` is for the state of any component."""
+
+NOT_ITS_OWN = tuple(each.name for each in dataclasses.fields(Sequence) if each.name not in ITS_OWN)
 
 
-def state_of(sequence: Sequence) -> tuple[Any, ...]:
-    """Return what no scheduler changes of a sequence."""
-    lists = tuple(sequence.output_ids), frozenset(sequence.encoding)
-    return *(getattr(sequence, name) for name in NOT_ITS_OWN), *lists
+def state_of(sequence: Sequence) -> dict[str, Any]:
+    """Return what no scheduler changes of a sequence, as copies where it is mutable."""
+    return {name: _copied(getattr(sequence, name)) for name in NOT_ITS_OWN}
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, list | set | dict) else value
 
 
 def check_step(step: Step, cache: StrictCache) -> None:

@@ -1,6 +1,7 @@
 """A loop with a simulated engine, which checks every rule of a step."""
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from vlmkit_testing.contracts.simulated_time import Waits, no_time
 from vlmkit_testing.contracts.strict_cache import StrictCache
 
 MOST_STEPS = 20_000
+MAX_CHECKED = 32  # sequences of a long queue that are compared before and after each plan
 
 
 def goes_well(item: WorkItem) -> bool:  # noqa: ARG001 - as any other fate
@@ -41,6 +43,8 @@ class Simulation:
         encoder_steps: how many more steps run before a medium that a step names is encoded.
         num_drafts: guesses that every answer has before each step.
         drafts_stand: whether some of them are right; else none ever is.
+        repeats: whether a step of answers alone is repeated without a plan, as by a loop that
+            overlaps steps.
         succeeds: tells of an item whether it goes well; else its sequence ends with an error.
         cost: the seconds that a step of some items takes.
 
@@ -59,6 +63,7 @@ class Simulation:
         encoder_steps: int = 0,
         num_drafts: int = 0,
         drafts_stand: bool = True,
+        repeats: bool = False,
         succeeds: Callable[[WorkItem], bool] = goes_well,
         cost: Callable[[Seq[WorkItem]], float] = no_time,
     ) -> None:
@@ -69,6 +74,8 @@ class Simulation:
         self.encoder_steps = encoder_steps
         self.num_drafts = num_drafts
         self.drafts_stand = drafts_stand
+        self.repeats = repeats
+        self._ahead: tuple[WorkItem, ...] = ()  # items that were started before they are planned
         self._succeeds = succeeds
         self.now_s = 0.0
         self.waits = Waits()
@@ -83,12 +90,16 @@ class Simulation:
         self._num_added += 1
         self.unfinished.append(sequence)
         self.waits.ask(sequence, self.now_s)
-        self.scheduler.add(sequence)
+        with self._unchanged([sequence], is_queued=True):
+            self.scheduler.add(sequence)
+        self._check_counts()
 
     def end(self, sequence: Sequence) -> None:
         """Remove a sequence, finished or not."""
+        with self._unchanged([sequence]):
+            self.scheduler.remove(sequence, self.cache)
         self.unfinished.remove(sequence)
-        self.scheduler.remove(sequence, self.cache)
+        self._check_counts()
         self._forget(sequence)
         del self._numbers[sequence]
         self.cache.first_found.pop(sequence, None)
@@ -99,7 +110,7 @@ class Simulation:
         for sequence in self.unfinished:
             most = min(self.num_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
             sequence.drafts = tuple(range(500, 500 + most))
-        step = self._plan()
+        step = self._repeated() or self._plan()
         self._encode(step)
         items = self._forward(tuple(item for item in step.items if not waits(item)))
         standing = tuple(map(self._stands, items))
@@ -108,7 +119,9 @@ class Simulation:
         if items:
             duration_s = self._cost(items)
             self.now_s += duration_s
-            self.scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
+            with self._unchanged([item.sequence for item in standing]):
+                self.scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
+            self._start_next(standing)
         for item, kept in zip(items, standing, strict=True):
             assert item.sequence.num_computed_tokens == kept.stop, "commit moved to another place"
             self._take(item, kept)
@@ -143,24 +156,63 @@ class Simulation:
 
     def _plan(self) -> Step:
         """Plan a step, and check it."""
-        cache, states = self.cache, [(s, state_of(s), set(s.features)) for s in self.unfinished]
+        cache, features = self.cache, [(s, set(s.features)) for s in self.unfinished]
         had_room = list(cache.reserved)
         cache.released.clear()
         cache.is_planning = True
-        step = self.scheduler.plan(cache)
+        with self._unchanged(self.unfinished[:MAX_CHECKED]):
+            step = self.scheduler.plan(cache)
         cache.is_planning = False
-        for sequence, state, features in states:
-            assert state_of(sequence) == state, "a scheduler changed what is not its own"
-            is_there = set(sequence.features) == features
+        for sequence, before in features:
+            is_there = set(sequence.features) == before
             assert is_there or sequence in step.preempted, "features of a sequence are gone"
         check_preempted(step, had_room, cache)
         check_encodes(step.encodes, cache)
         check_step(step, cache)
         check_books(self.unfinished, cache)
-        assert self.scheduler.num_running == len(cache.reserved), "num_running is wrong"
+        self._check_counts()
+        return step
+
+    def _check_counts(self) -> None:
+        """Fail unless each unfinished sequence runs or waits."""
+        assert self.scheduler.num_running == len(self.cache.reserved), "num_running is wrong"
         num_known = self.scheduler.num_running + self.scheduler.num_waiting
         assert num_known == len(self.unfinished), "a sequence is lost or counted twice"
+
+    @contextmanager
+    def _unchanged(self, sequences: Seq[Sequence], *, is_queued: bool = False) -> Iterator[None]:
+        """Fail if a call of the scheduler changes what is not its own.
+
+        Args:
+            sequences: those that are checked.
+            is_queued: whether they are being queued; then it may set their priority.
+        """
+        states = [(sequence, state_of(sequence)) for sequence in sequences]
+        yield
+        for sequence, state in states:
+            if is_queued:
+                state["priority"] = sequence.priority
+            assert state_of(sequence) == state, "a scheduler changed what is not its own"
+
+    def _repeated(self) -> Step | None:
+        """Return the step that was started without a plan, if any of its sequences goes on."""
+        items, self._ahead = self._ahead, ()
+        items = tuple(item for item in items if item.sequence in self.unfinished)
+        if not items:
+            return None
+        step = Step((), items)
+        check_step(step, self.cache)
         return step
+
+    def _start_next(self, items: tuple[WorkItem, ...]) -> None:
+        """Start the next tokens of all answers, if there is nothing to decide."""
+        if not self.repeats or self.scheduler.num_waiting:
+            return
+        if len(items) != self.scheduler.num_running or not all(map(_gives_one_token, items)):
+            return
+        more = [item for item in items if _goes_on(item.sequence)]
+        if all(self.cache.reserve(item.sequence, item.stop + 1) for item in more):
+            self._ahead = tuple(WorkItem(item.sequence, item.stop, 1, 1) for item in more)
 
     def _forward(self, items: tuple[WorkItem, ...]) -> tuple[WorkItem, ...]:
         """Compute items; end the failed ones and return the others."""
@@ -233,3 +285,15 @@ class Simulation:
         sequence.wanted = Span(max(wanted.start, stop), wanted.stop)
         if stop >= wanted.stop:
             self.end(sequence)
+
+
+def _gives_one_token(item: WorkItem) -> bool:
+    """Return whether an item gives its sequence one token, after which no draft follows."""
+    sequence = item.sequence
+    is_answer = sequence.wanted is None and not (sequence.drafts or sequence.is_held)
+    return is_answer and item.num_rows == 1 and item.stop == len(sequence)
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Return whether a sequence has more than the token that is being chosen."""
+    return sequence.max_tokens - len(sequence.output_ids) > 1
