@@ -14,8 +14,9 @@ from unittest import mock
 
 import torch
 from torch._functorch import vmap
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pretend import cuda_graphs
@@ -163,7 +164,7 @@ class Device:
 
     def _refuse_two_places(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
         """Fail where a device does: only numbers of the host may take part, and indices."""
-        on_host = [t for t in tensors if not isinstance(t, OnCuda) and t.ndim]
+        on_host = [t for t in tensors if not isinstance(t, OnCuda | CausalBias) and t.ndim]
         if func in INDEXERS and isinstance(args[0], OnCuda):
             self.num_copies += len(on_host)
             if on_host and self.recorder is not None:
@@ -259,11 +260,18 @@ def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
             stays = _staying(getattr(vmap, name))
             stack.enter_context(mock.patch.object(vmap, name, stays))
         stack.enter_context(mock.patch.object(torch.cuda, "Event", _event(device)))
+        stack.enter_context(mock.patch.object(CausalBias, "__new__", _bias, create=True))
         for name, made in cuda_graphs.functions(device).items():
             stack.enter_context(mock.patch.object(torch.cuda, name, made))
         stack.enter_context(_Kernels(device))
         stack.enter_context(_Calls(device))
         yield device
+
+
+def _bias(kind: type[CausalBias], *_: Any) -> CausalBias:
+    """Return a bias that knows no modes, under which torch cannot make one."""
+    with _disable_current_modes():
+        return torch.Tensor._make_subclass(kind, torch.empty(0))
 
 
 def _target(func: Any, args: Any, kwargs: Any) -> Any:

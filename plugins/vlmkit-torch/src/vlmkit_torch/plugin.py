@@ -45,6 +45,12 @@ def _build_sdpa(_: BuildContext) -> AttentionBackend:
     return SdpaAttention()
 
 
+def _build_aligned(_: BuildContext) -> AttentionBackend:
+    from vlmkit_torch.attention.sdpa import AlignedAttention
+
+    return AlignedAttention()
+
+
 def _build_triton(_: BuildContext) -> AttentionBackend:
     from vlmkit_torch.attention.triton_decode import TritonAttention
 
@@ -164,12 +170,18 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> None:
-    """Offer ``engine.attention`` ``"sdpa"``, ``"triton"`` and ``"varlen"``."""
+    """Offer ``engine.attention`` ``"sdpa"``, ``"aligned"``, ``"triton"`` and ``"varlen"``."""
     registry.add(
         "sdpa",
         _build_sdpa,
         priority=10,
         description="torch's scaled_dot_product_attention, on every device, for every model",
+    )
+    registry.add(
+        "aligned",
+        _build_aligned,
+        priority=15,
+        description="like sdpa, but later chunks need no mask, on CUDA, in plain layers",
     )
     registry.add(
         "triton",

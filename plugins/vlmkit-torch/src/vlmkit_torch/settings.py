@@ -86,8 +86,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             and on a CUDA device with ``quantized_layers = "packed"``. ``"dense"`` expands them.
         quantize_also: parts whose linear layers are rounded, too: ``head``, and ``tower`` for image
             tower and projector.
-        attention: name of the attention backend; ``auto`` takes the preferred one that can run the
-            model. Other plugins may offer some.
+        attention: name of the attention backend; ``auto`` takes the preferred one for each form of
+            layer. Other plugins may offer some.
         cuda_graphs: on a CUDA device, repeat decode steps of similar size as one CUDA graph, which
             is compared with the step without it first. Models with recurrent layers, and with
             layers that attend to images, have none.

@@ -1,4 +1,4 @@
-"""Chooses an engine's attention backend among those that plugins offer.
+"""Chooses the attention backend of each layer among those that plugins offer.
 
 A backend is used only after it agreed with ``sdpa``, on the device and with the model's layers.
 """
@@ -13,6 +13,7 @@ from vlmkit.errors import EngineError, PluginUnavailable, VlmkitError
 from vlmkit.plugins.registry import BuildContext, Registered
 from vlmkit_torch.attention import load_check
 from vlmkit_torch.attention.checked_backend import CheckedBackend
+from vlmkit_torch.attention.layered import LayeredAttention, LayerForm
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.interfaces.kinds import DISTRIBUTION, TORCH_ATTENTION
 from vlmkit_torch.interfaces.torch_attention import AttentionBackend, AttentionNeeds
@@ -60,8 +61,8 @@ class BackendChoice:
     def described(self, device: torch.device) -> str:
         """Return the backends that may be chosen, the preferred first, with their plugins.
 
-        The first that supports a model is chosen, which is known once the model is built. Empty
-        without registries.
+        For each form of layer, the first that supports it is chosen, which is known once the model
+        is built. Empty without registries.
 
         Args:
             device: backends for other devices are left out.
@@ -85,45 +86,93 @@ class BackendChoice:
         )
 
     def backend(self, needs: AttentionNeeds) -> AttentionBackend:
-        """Return the named backend, or for ``auto`` the preferred one that can run the model.
+        """Return the named backend, or for ``auto`` the preferred one for each form of layer.
 
-        Other backends than ``sdpa`` are compared with it first, see :mod:`.load_check`.
+        Other backends than ``sdpa`` are compared with it first, see :mod:`.load_check`. Forms are
+        layers with equal masks and parameters, and steps with and without spans of an image.
 
         Raises:
-            PluginUnavailable: it cannot, or none can; the message has the reasons.
+            PluginUnavailable: it cannot run a form, or none can; the message has the reasons.
             VlmkitError: the named one cannot be built, or fails.
         """
         registered = self._registered
         if registered is None:
             return _prepared(SdpaAttention(), needs)
+        needs = replace(needs, has_int8_cache=self.has_int8_cache)
+        forms = _forms(needs)
+        chosen: dict[LayerForm, AttentionBackend] = {}
+        keys: dict[AttentionBackend, str] = {}
         reasons: dict[str, str] = {}
-        all_needs = replace(needs, has_int8_cache=self.has_int8_cache)
         for provider in self._candidates(registered):
+            missing = [form for form in forms if form not in chosen]
+            if not missing:
+                break
             key = registered.key(provider)
-            try:
-                backend = registered.build(key, {}, self.context)
-            except VlmkitError as error:
-                if self.name != "auto":
-                    raise
-                log.warning("torch attention %r cannot be built: %s", key, error)
-                reasons[key] = "it cannot be built"
-                continue
-            if missing := ", ".join(backend.capabilities.missing(all_needs)):
-                reasons[key] = f"it does not support {missing}"
-                continue
-            if type(backend) is SdpaAttention:  # the reference
-                log.info("attention backend: %s", key)
-                return _prepared(backend, needs)
-            checked = CheckedBackend(backend, _who(registered, provider))
-            if reason := self._objection(checked, all_needs):
-                log.warning("%s is not used: %s", checked.who, reason)
-                reasons[key] = reason
-                continue
-            log.info("attention backend: %s", key)
-            return checked
+            backend, able, reasons[key] = self._tried(registered, provider, missing, needs)
+            if backend is not None:
+                keys[backend] = key
+                chosen |= dict.fromkeys(able, backend)
+        if missing := [form for form in forms if form not in chosen]:
+            raise self._none(registered, reasons)
+        return _joined(chosen, keys, needs)
+
+    def _tried(
+        self,
+        registered: Registered[AttentionBackend],
+        provider: Any,
+        forms: list[LayerForm],
+        needs: AttentionNeeds,
+    ) -> tuple[AttentionBackend | None, list[LayerForm], str]:
+        """Prepare a backend and compare it.
+
+        Returns:
+            The backend, the forms that it may be used for, and why not for all.
+        """
+        key, who = registered.key(provider), _who(registered, provider)
+        try:
+            backend = registered.build(key, {}, self.context)
+        except VlmkitError as error:
+            if self.name != "auto":
+                raise
+            log.warning("torch attention %r cannot be built: %s", key, error)
+            return None, [], "it cannot be built"
+        lacking = {form: list(backend.capabilities.missing(_of(needs, [form]))) for form in forms}
+        able = [form for form, names in lacking.items() if not names]
+        reason = ", ".join(dict.fromkeys(name for names in lacking.values() for name in names))
+        reason = reason and f"it does not support {reason}"
+        if not able or (self.name != "auto" and reason):
+            return None, [], reason
+        if type(backend) is SdpaAttention:  # the reference
+            return _prepared(backend, _of(needs, able)), able, reason
+        checked = CheckedBackend(backend, who)
+        objections = self._objections(checked, able, needs)
+        for objection in dict.fromkeys(filter(None, objections.values())):
+            log.warning("%s is not used: %s", who, objection)
+            reason = reason or objection
+        return checked, [form for form, objection in objections.items() if not objection], reason
+
+    def _objections(
+        self, backend: CheckedBackend, forms: list[LayerForm], needs: AttentionNeeds
+    ) -> dict[LayerForm, str]:
+        """Prepare a backend; return why it must not be used for each form, empty if it may.
+
+        Raises:
+            EngineError: the backend raised an error, and is named by ``engine.attention``.
+        """
+        try:
+            backend.prepare(_of(needs, forms))
+        except EngineError as error:
+            if self.name != "auto":
+                raise
+            return dict.fromkeys(forms, str(error))
+        return {form: self._objection(backend, _of(needs, [form])) for form in forms}
+
+    def _none(
+        self, registered: Registered[AttentionBackend], reasons: dict[str, str]
+    ) -> PluginUnavailable:
         dense = f"; {DENSE}" if self.has_int8_cache else ""
         every = "; ".join(f"{key}: {reason}" for key, reason in reasons.items())
-        raise PluginUnavailable(
+        return PluginUnavailable(
             f"no torch attention can run this model ({every or 'none is installed'})",
             hint=f"installed: {', '.join(registered.objections(self.context.checkpoint))}; "
             f'engine.attention = "auto" takes one that can{dense}',
@@ -141,17 +190,17 @@ class BackendChoice:
         return devices is None or device.type in devices
 
     def _objection(self, backend: CheckedBackend, needs: AttentionNeeds) -> str:
-        """Prepare a backend; return why it must not be used, empty if it agrees with ``sdpa``.
+        """Return why a prepared backend must not be used, empty if it agrees with ``sdpa``.
 
         Raises:
             EngineError: the backend raised an error, and is named by ``engine.attention``.
         """
         try:
-            return load_check.objection(_prepared(backend, needs), needs)
+            return load_check.objection(backend, needs)
         except EngineError as error:
             if self.name != "auto":
                 raise
-            return str(error)
+            return f"{error}, in layers of the kind {needs.layers[0].kind.name!r}"
 
     @property
     def _registered(self) -> Registered[AttentionBackend] | None:
@@ -173,3 +222,35 @@ def _who(registered: Registered[AttentionBackend], provider: Any) -> str:
 def _prepared(backend: Backend, needs: AttentionNeeds) -> Backend:
     backend.prepare(needs)
     return backend
+
+
+def _forms(needs: AttentionNeeds) -> list[LayerForm]:
+    """Return the forms of a model's layers."""
+    rules = (False, True) if needs.has_image_spans else (False,)
+    forms = (LayerForm.of(layer, has_spans=rule) for layer in needs.layers for rule in rules)
+    return list(dict.fromkeys(forms))
+
+
+def _of(needs: AttentionNeeds, forms: list[LayerForm]) -> AttentionNeeds:
+    """Return the needs of layers of some forms."""
+    own = {form.layer for form in forms}
+    layers = tuple(layer for layer in needs.layers if replace(layer, index=0) in own)
+    return replace(needs, layers=layers, has_image_spans=any(form.has_spans for form in forms))
+
+
+def _joined(
+    chosen: dict[LayerForm, AttentionBackend],
+    keys: dict[AttentionBackend, str],
+    needs: AttentionNeeds,
+) -> AttentionBackend:
+    """Return the backend of all forms, or one that calls several."""
+    used: dict[AttentionBackend, list[str]] = {}
+    for form, backend in chosen.items():
+        used.setdefault(backend, []).append(str(form))
+    if len(used) == 1:
+        (only,) = used
+        log.info("attention backend: %s", keys[only])
+        return only
+    for backend, forms in used.items():
+        log.info("attention backend of %s: %s", ", ".join(forms), keys[backend])
+    return LayeredAttention(chosen, needs.layers)

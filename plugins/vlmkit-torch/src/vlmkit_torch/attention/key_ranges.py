@@ -58,12 +58,14 @@ class KeyRange:
             without a copy. For a batch of sequences, the slots of each sequence in turn.
         visible: the slots that each query sees; None means all of them.
         is_start: the queries are the first tokens of a sequence and attend causally.
+        is_aligned: the queries are the last of the slots, and each sees all slots up to itself.
     """
 
     rows: tuple[int, int]
     parts: tuple[torch.Tensor | slice, ...]
     visible: VisibleRange | None = None
     is_start: bool = False
+    is_aligned: bool = False
     _mask: torch.Tensor | None = field(default=None, repr=False)
 
     @property
@@ -162,8 +164,10 @@ def chunk_range(kind: LayerKind, row: int, source: NewTokens, uploads: Uploads) 
         visible = VisibleRange(first, last, len(slots), dense)
     is_run = bool((np.diff(slots) == 1).all())
     part = slice(int(slots[0]), int(slots[-1]) + 1) if is_run else uploads.add(slots)
-    is_start = not source.first and not source.views and not start.any()
-    return KeyRange((row, row + source.num_tokens), (part,), visible, is_start)
+    is_aligned = not source.views and start.max() == skipped
+    is_start = is_aligned and not source.first and not skipped
+    rows = (row, row + source.num_tokens)
+    return KeyRange(rows, (part,), visible, is_start, bool(is_aligned))
 
 
 def _parts(slots: np.ndarray, costs: ReadCosts, uploads: Uploads) -> Iterator[torch.Tensor | slice]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from vlmkit_torch.attention.eager import eager_attention
 from vlmkit_torch.attention.grouping import MAX_BATCH_BYTES, ReadCosts
@@ -21,7 +22,7 @@ from vlmkit_torch.attention.key_ranges import KeyRange, KeyRanges, key_ranges
 from vlmkit_torch.attention.layer_kind import LayerKind
 from vlmkit_torch.attention.parameters import AttentionParameters
 from vlmkit_torch.attention.step import StepTokens
-from vlmkit_torch.cache.kv_cache import Int8Pools, Pools
+from vlmkit_torch.cache.kv_cache import Int8Pools, KVPools, Pools
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.devices.uploads import Uploads
 from vlmkit_torch.interfaces.torch_attention import (
@@ -48,7 +49,12 @@ class SdpaAttention:
 
     Args:
         costs: of reading keys and values, before a model is known.
+
+    Attributes:
+        aligns_chunks: whether later chunks attend without a mask; see :func:`attend_chunks`.
     """
+
+    aligns_chunks = False
 
     def __init__(self, costs: ReadCosts | None = None) -> None:
         self._costs = costs or ReadCosts(1, 1, may_split=False)
@@ -80,18 +86,43 @@ class SdpaAttention:
             _decode(call.query[:, slice(*read.rows)], call.pools, read, call.parameters)
             for read in ranges.decodes
         ]
-        parts += attend_chunks(call, ranges.chunks)
+        parts += attend_chunks(call, ranges.chunks, aligns=self.aligns_chunks)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def attend_chunks(call: AttentionCall, chunks: Iterable[KeyRange]) -> list[torch.Tensor]:
-    """Return the rows of each chunk; its keys and values are stored."""
+class AlignedAttention(SdpaAttention):
+    """Attends as ``sdpa``, but to the earlier tokens of a chunk without a mask of all scores."""
+
+    aligns_chunks = True
+
+    @property
+    def capabilities(self) -> AttentionCapabilities:
+        """Plain causal layers on CUDA devices, where a kernel of torch aligns the last tokens."""
+        devices = frozenset({"cuda"})
+        return AttentionCapabilities(devices=devices, unequal_head_sizes=True, fixed_shapes=True)
+
+
+def attend_chunks(
+    call: AttentionCall, chunks: Iterable[KeyRange], *, aligns: bool = False
+) -> list[torch.Tensor]:
+    """Return the rows of each chunk; its keys and values are stored.
+
+    Args:
+        call: of the layer.
+        chunks: what they read.
+        aligns: whether a chunk whose tokens see all earlier ones is given to torch's kernel as
+            causal, with the last query at the last key, and without a mask.
+    """
     parts = []
+    aligns = aligns and call.parameters.suits_kernel and isinstance(call.pools, KVPools)
     for read in chunks:
         query = call.query[None, :, slice(*read.rows)]
         if read.is_start and call.parameters.suits_kernel:
             new = _new_tokens(call, read)
             parts.append(_start_of_sequence(query, *new, call.parameters.scale))
+        elif aligns and read.is_aligned:
+            keys, values = _read(call.pools, read.parts[0], 1)
+            parts.append(_end_of_sequence(query, keys, values, call.parameters.scale))
         else:
             parts.append(_chunk(query, call.pools, read, call.parameters))
     return parts
@@ -138,6 +169,31 @@ def _start_of_sequence(
     shares_keys = query.shape[1] != key.shape[1]
     out = _attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shares_keys)
     return out[0].transpose(0, 1)
+
+
+def _end_of_sequence(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend causally with the last tokens of the keys, a few at a time.
+
+    Where the device has no kernel for it, torch masks all scores.
+    """
+    (_, heads, count, _), width = query.shape, keys.shape[2]
+    step = max(1, MAX_SCORES // (heads * width))
+    parts = []
+    for start in range(0, count, step):
+        some = query[:, :, start : start + step]
+        stop = width - count + start + some.shape[2]
+        out = _attention(
+            some,
+            keys[:, :, :stop],
+            values[:, :, :stop],
+            attn_mask=causal_lower_right(some.shape[2], stop),
+            scale=scale,
+            enable_gqa=heads != keys.shape[1],
+        )
+        parts.append(out[0].transpose(0, 1))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _chunk(

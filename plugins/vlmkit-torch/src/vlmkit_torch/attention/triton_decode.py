@@ -3,7 +3,7 @@
 Each decoding sequence reads its own keys and values, and nothing is gathered or padded. A sequence
 is cut at fixed positions into parts, which are computed side by side and then merged in order
 (Dao et al., Flash-Decoding, 2023). So a row does not depend on the other rows of a step. Chunks of
-prompts are computed as by ``sdpa``. Runs on CUDA devices, and in Triton's interpreter.
+prompts are computed as by ``aligned``. Runs on CUDA devices, and in Triton's interpreter.
 """
 
 from dataclasses import replace
@@ -79,7 +79,7 @@ class TritonAttention:
         """Store the new keys and values, and attend: all decodes at once, then chunk by chunk."""
         plan: Plan = call.plan
         call.pools.write(call.step.write_slots, call.key, call.value)
-        parts = attend_chunks(call, plan.chunks)
+        parts = attend_chunks(call, plan.chunks, aligns=True)
         if plan.decodes is not None:
             query = call.query[:, : call.step.num_decodes]
             parts.insert(0, decode(query, call.pools, plan.decodes, call.parameters))

@@ -28,6 +28,7 @@ from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch.attention.checked_backend import CheckedBackend
 from vlmkit_torch.attention.choice import BackendChoice
+from vlmkit_torch.attention.layered import LayeredAttention
 from vlmkit_torch.attention.paged import AttentionContext, bind
 from vlmkit_torch.attention.sdpa import SdpaAttention
 from vlmkit_torch.cache.kv_cache import KVCache
@@ -280,9 +281,9 @@ class TorchEngine:
 
     @property
     def foreign_backend(self) -> str | None:
-        """Describes the attention backend if it is of another plugin; None otherwise."""
+        """Describes the attention backends other than ``sdpa``; None if there is none."""
         backend = self._context.backend
-        return backend.who if isinstance(backend, CheckedBackend) else None
+        return backend.who if isinstance(backend, CheckedBackend | LayeredAttention) else None
 
     @property
     def trial_name(self) -> str | None:

@@ -125,7 +125,7 @@ class LayerNeeds:
 
 @dataclass(frozen=True, slots=True)
 class AttentionNeeds:
-    """What a loaded model asks of a backend.
+    """What a loaded model, or some of its layers, asks of a backend.
 
     Attributes:
         device: that computes.
@@ -177,7 +177,7 @@ class AttentionBackend(Protocol):
         """What it can compute; constant, and known before ``prepare``."""
 
     def prepare(self, needs: AttentionNeeds) -> None:
-        """Take note of the model; called once, before the first step."""
+        """Take note of the layers that it may compute; called once, before the first step."""
 
     def plan(self, step: "StepTokens", kind: "LayerKind", uploads: "Uploads") -> Any:
         """Return what ``attend`` needs of a step in layers of one kind.
