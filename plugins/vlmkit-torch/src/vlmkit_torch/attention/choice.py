@@ -108,15 +108,15 @@ class BackendChoice:
             if not missing:
                 break
             key = registered.key(provider)
-            backend, able, reasons[key] = self._tried(registered, provider, missing, needs)
+            backend, able, reasons[key] = self._compared(registered, provider, missing, needs)
             if backend is not None:
                 keys[backend] = key
                 chosen |= dict.fromkeys(able, backend)
         if missing := [form for form in forms if form not in chosen]:
             raise self._none(registered, reasons)
-        return _joined(chosen, keys, needs)
+        return _combined(chosen, keys, needs)
 
-    def _tried(
+    def _compared(
         self,
         registered: Registered[AttentionBackend],
         provider: Any,
@@ -238,7 +238,7 @@ def _of(needs: AttentionNeeds, forms: list[LayerForm]) -> AttentionNeeds:
     return replace(needs, layers=layers, has_image_spans=any(form.has_spans for form in forms))
 
 
-def _joined(
+def _combined(
     chosen: dict[LayerForm, AttentionBackend],
     keys: dict[AttentionBackend, str],
     needs: AttentionNeeds,
