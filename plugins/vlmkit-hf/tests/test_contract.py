@@ -89,6 +89,7 @@ class TestLlama(Contract):
 
 class TestGptOss(Contract):
     name = "gpt_oss"
+    names_calls = True
     shows_nested_schemas = False  # items of arrays are objects of any kind
     ends_turns = False  # the last message ends with <|return|>, earlier ones with <|end|>
     takes_images = False
@@ -109,6 +110,7 @@ class TestMistral(Contract):
 
 class TestQwen3(Contract):
     name = "qwen3"
+    names_calls = True
     takes_images = False
 
     def reasoning_marks(self) -> tuple[list[int], list[int]]:

@@ -23,6 +23,8 @@ from vlmkit_testing import (
 
 
 class TestMockTokenizer(TokenizerContract):
+    names_calls = True
+
     def reasoning_marks(self) -> tuple[list[int], list[int]]:
         return [REASONING], [REASONING_END]
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from broken import (
+    tokenizer_calls,
+    tokenizer_combined,
     tokenizer_large,
     tokenizer_media,
     tokenizer_prompts,
@@ -239,6 +241,8 @@ class GuessesSizes(MockTokenizer):
 
 
 class OnTokenizer(TokenizerContract):
+    names_calls = True
+
     def __init__(self, kind: type[MockTokenizer]) -> None:
         self._kind = kind
 
@@ -410,5 +414,7 @@ TABLE = Table(
         *tokenizer_media.BROKEN,
         *tokenizer_sizes.BROKEN,
         *tokenizer_large.BROKEN,
+        *tokenizer_calls.BROKEN,
+        *tokenizer_combined.BROKEN,
     ),
 )

@@ -72,7 +72,8 @@ class Tokenizer(Protocol):
     ) -> Prompt:
         """Render the chat template, expand media to placeholders and preprocess the media.
 
-        An image that is shown in several sizes has a different digest for each size.
+        An image that is shown in several sizes has a different digest for each size. What begins a
+        text with ``adds_special`` begins a prompt once.
 
         Args:
             messages: the conversation.

@@ -2,21 +2,26 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import get_args
 
 import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.interfaces.tokenizer import Option
-from vlmkit.types.message import Message
+from vlmkit.interfaces.tokenizer import Option, Tokenizer
+from vlmkit.types.delta import text_of
+from vlmkit.types.message import Message, TextPart
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
+from vlmkit_testing.contracts.tokenizer_calls_contract import TokenizerCallsContract
 from vlmkit_testing.contracts.tokenizer_large_contract import TokenizerLargeContract
 from vlmkit_testing.contracts.tokenizer_media_contract import TokenizerMediaContract
 from vlmkit_testing.contracts.tokenizer_prompt_contract import TokenizerPromptContract
 from vlmkit_testing.contracts.tokenizer_reader_contract import TokenizerReaderContract
+from vlmkit_testing.contracts.tokenizer_subject import read, tool
 
 TEXTS = (
     "Hello, world!",
@@ -40,6 +45,7 @@ NUM_ROUNDS = 16
 
 class TokenizerContract(
     TokenizerReaderContract,
+    TokenizerCallsContract,
     TokenizerPromptContract,
     TokenizerMediaContract,
     TokenizerLargeContract,
@@ -121,6 +127,13 @@ class TokenizerContract(
             assert isinstance(tokenizer.decode([token_id]), str)
             assert isinstance(tokenizer.token_bytes(token_id), bytes)
 
+    def test_the_last_id_of_the_vocabulary_is_that_of_a_token(self) -> None:
+        """It has a text: a special token's spelling is shown on request."""
+        tokenizer = self._honouring("skip_special_tokens")
+        last, prompt = tokenizer.vocab_size - 1, Prompt(tuple(tokenizer.encode("a")), is_plain=True)
+        shown = read(tokenizer.reader(prompt, shows_special=True), [last])
+        assert tokenizer.token_bytes(last) or "".join(map(text_of, shown))
+
     # Special tokens
 
     def test_special_ids_are_in_the_vocabulary(self) -> None:
@@ -189,6 +202,12 @@ class TokenizerContract(
         assert not self._special_ids().intersection(prompt.token_ids[-1:])
         longer = [*turns, Message.of("assistant", "it is so, and more")]
         assert _begins(tokenizer.prompt(longer, options=goes_on), prompt.token_ids[:-1])
+        for text in ("it is żółć", "日本", "so, {so}"):
+            given = tokenizer.decode(tokenizer.encode(text)).strip()
+            halves = (TextPart(text[:2]), TextPart(text[2:]))
+            for parts in ((TextPart(text),), halves) if self.keeps_spaces else ((TextPart(text),),):
+                prompt = tokenizer.prompt([*turns, Message("assistant", parts)], options=goes_on)
+                assert tokenizer.decode(prompt.token_ids).endswith(given)
         for text in self.special_texts():
             marked = Message.of("assistant", f"it is {text} so")
             prompt = tokenizer.prompt([*turns, marked], options=goes_on)
@@ -228,6 +247,41 @@ class TokenizerContract(
         with ThreadPoolExecutor(4) as pool, _many_turns():
             prompts = list(pool.map(tokenizer.prompt, asked * NUM_ROUNDS))
         assert [_told(prompt) for prompt in prompts] == expected * NUM_ROUNDS
+
+    def test_every_method_may_run_in_several_threads(self) -> None:
+        """Each gets its own tokens, texts, tools and answers."""
+        tokenizer, texts = self.make(), [f"{i} foxes, żółć! " * (9 + i) for i in range(4)]
+        ids = [tokenizer.encode(text) for text in texts]
+        tried: list[list[Callable[[], object]]] = [
+            [partial(tokenizer.encode, text, adds_special=True) for text in texts],
+            [partial(tokenizer.decode, each) for each in ids],
+            [lambda each=each: b"".join(map(tokenizer.token_bytes, each)) for each in ids],
+            [partial(self._read, tokenizer, each) for each in ids],
+            [partial(self._offered, tokenizer, number) for number in range(4)],
+        ]
+        for works in tried:
+            expected, start = [work() for work in works], threading.Barrier(len(works))
+
+            def run(work: Callable[[], object], start: threading.Barrier = start) -> list[object]:
+                start.wait()
+                return [work() for _ in range(NUM_ROUNDS)]
+
+            with ThreadPoolExecutor(len(works)) as pool, _many_turns():
+                made = list(pool.map(run, works))
+            assert made == [[each] * NUM_ROUNDS for each in expected]
+
+    def _read(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+        """Return the text of an answer."""
+        prompt = Prompt(tuple(tokenizer.encode("once")), is_plain=True)
+        return "".join(map(text_of, read(tokenizer.reader(prompt), token_ids)))
+
+    def _offered(self, tokenizer: Tokenizer, number: int) -> object:
+        """Return the prompt and the tools of a conversation with one tool, if it is taken."""
+        try:
+            prompt = tokenizer.prompt(self._conversation(), tools=[tool(f"find{number}")])
+        except RequestError:
+            return None
+        return prompt.token_ids, prompt.calling and list(prompt.calling.tools)
 
 
 @contextlib.contextmanager

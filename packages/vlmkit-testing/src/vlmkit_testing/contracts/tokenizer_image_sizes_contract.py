@@ -13,6 +13,7 @@ from vlmkit.interfaces.tokenizer import Option
 from vlmkit.types.image import Image
 from vlmkit.types.image_options import ImageOptions
 from vlmkit.types.message import ImagePart, Message, TextPart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
@@ -52,12 +53,18 @@ class TokenizerImageSizesContract(TokenizerSubject):
             _check_equal(same, plain)
 
     def test_a_refused_bound_names_which_image_it_is(self) -> None:
-        """The second of two."""
+        """The second of the conversation, in one turn and in two."""
         self._needs("max_image_tokens")
         image, bounded = self._least()
-        with pytest.raises(ImageError) as caught:
-            self._prompt([Message.of("user", "?", [picture(seed=1), ImagePart(image, bounded)])])
-        assert caught.value.index == 1
+        refused, other = ImagePart(image, bounded), picture(seed=1)
+        answer = Message.of("assistant", "so")
+        for turns in (
+            [Message.of("user", "?", [other, refused])],
+            [Message.of("user", "?", [other]), answer, Message.of("user", "?", [refused, other])],
+        ):
+            with pytest.raises(ImageError) as caught:
+                self._prompt(turns)
+            assert caught.value.index == 1
 
     def test_a_preferred_size_is_never_refused(self) -> None:
         """The image is made as small as possible."""
@@ -88,6 +95,30 @@ class TokenizerImageSizesContract(TokenizerSubject):
         for slot, other in zip(shown, alone, strict=True):
             assert slot.digest == other.digest
             _check_equal(slot, other)
+
+    def test_each_image_of_a_prompt_has_its_own_size(self) -> None:
+        """One image and another in any sizes that can be requested, in one prompt as alone."""
+        self._needs_pictures()
+        parts = [
+            ImagePart(image, options)
+            for image in (self._pictures()[0], self._shrunk())
+            for options in self._sizes(image)
+        ]
+        alone = [self._shown([part])[0] for part in parts]
+        for slot, own in zip(self._shown(parts), alone, strict=True):
+            assert slot.digest == own.digest
+            _check_equal(slot, own)
+
+    def test_a_light_prompt_has_the_requested_sizes(self) -> None:
+        """Its images have as many tokens as those of a whole prompt."""
+        self._needs("light")
+        image = self._shrunk()
+        whole = self._shown([ImagePart(image, options) for options in self._sizes(image)])
+        size = Image.of_size((image.width, image.height))
+        parts = [ImagePart(size, options) for options in self._sizes(image)]
+        turns = [Message("user", (*parts, TextPart("?")))]
+        light = self.make().prompt(turns, options=PromptOptions(light=True)).media
+        assert [slot.num_features for slot in light] == [slot.num_features for slot in whole]
 
     def test_limits_by_the_processors_names_are_taken_or_refused(self) -> None:
         """Unknown ones are not ignored."""
@@ -134,6 +165,27 @@ class TokenizerImageSizesContract(TokenizerSubject):
             for image in self._pictures()
             if self._slot(image, wanted_tokens=1).num_features < self._slot(image).num_features
         )
+
+    def _shrunk(self) -> Image:
+        """Return the image to which a preferred size makes the largest difference."""
+
+        def num_saved(image: Image) -> int:
+            plain, small = self._slot(image), self._slot(image, wanted_tokens=1)
+            return plain.num_features - small.num_features
+
+        return max(self._pictures(), key=num_saved)
+
+    def _sizes(self, image: Image) -> list[ImageOptions]:
+        """Return the options of sizes that are possible for an image, different ones first."""
+        honours, small = self.make().honours, self._slot(image, wanted_tokens=1).num_features
+        sizes = [ImageOptions()]
+        if "image_detail" in honours:
+            sizes.append(ImageOptions(wanted_tokens=1))
+        if "max_image_tokens" in honours:
+            sizes.append(ImageOptions(max_tokens=small))
+        if "mm_processor_kwargs" in honours and self.smaller():
+            sizes.append(ImageOptions(processor=dict(self.smaller())))
+        return sizes * 2
 
     def _least(self) -> tuple[Image, ImageOptions]:
         """Return an image, and a bound that it exceeds."""

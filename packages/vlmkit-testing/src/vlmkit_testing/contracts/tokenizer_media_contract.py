@@ -1,5 +1,7 @@
 """What a tokenizer must do with images and other media."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +12,14 @@ from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.running.prompting.prepared_images import prepared_images, with_prepared
 from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart, MediaPart
-from vlmkit.types.message import ImagePart, Message, Role, TextPart, parts_of
+from vlmkit.types.message import ImagePart, Message, Part, Role, TextPart, parts_of
+from vlmkit.types.prepared_image import PreparedImage
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import awkward_pictures, picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
+
+WORDS = ("fox", "hen", "owl", "cat", "yak")
 
 
 class Unheard:
@@ -28,16 +33,18 @@ class TokenizerMediaContract(TokenizerSubject):
     """The slots of a prompt, and refusals."""
 
     def test_a_file_without_a_loader_is_refused(self) -> None:
-        """Its content is unknown, so there must be no answer."""
-        with pytest.raises(RequestError):
-            self._prompt([Message("user", (FilePart(b"fox"), TextPart("hello")))])
+        """Its content is unknown, so there must be no answer; in any turn."""
+        for turns in _turns_with(FilePart(b"fox")):
+            with pytest.raises(RequestError):
+                self._prompt(turns)
 
     def test_a_text_model_refuses_images(self) -> None:
         """The error is one that clients see."""
         if self.takes_images:
             pytest.skip("this model takes images")
-        with pytest.raises(RequestError):
-            self._prompt([Message.of("user", "hello", [picture()])])
+        for turns in _turns_with(ImagePart(picture())):
+            with pytest.raises(RequestError):
+                self._prompt(turns)
 
     # Media
 
@@ -47,9 +54,9 @@ class TokenizerMediaContract(TokenizerSubject):
 
     def test_media_of_unknown_kinds_are_refused_by_name(self) -> None:
         """They are neither left out nor treated as another kind."""
-        unknown = MediaPart("unheard_of", Unheard())
-        with pytest.raises(RequestError, match="unheard_of"):
-            self._prompt([Message("user", (unknown, TextPart("hello")))])
+        for turns in _turns_with(MediaPart("unheard_of", Unheard())):
+            with pytest.raises(RequestError, match="unheard_of"):
+                self._prompt(turns)
 
     def test_slots_of_media_have_their_kind_and_tell_them_apart(self) -> None:
         """Digests do not depend on the position, and each slot has tokens in the prompt."""
@@ -108,6 +115,21 @@ class TokenizerMediaContract(TokenizerSubject):
         before = self._prompt([Message("user", (image, text))]).media[0]
         after = self._prompt([Message("user", (text, image))]).media[0]
         assert before.start < after.start
+
+    def test_images_stand_between_the_texts_around_them(self) -> None:
+        """However many, over parts and over turns."""
+        self._needs_images()
+        if not self.keeps_places:
+            pytest.skip("this model's template chooses where images stand")
+        for layouts in (["tit"], ["titit"], ["iitti"], ["tti", "iit"], ["ti", "titi"]):
+            turns, gaps = _laid_out(layouts)
+            prompt = self._prompt(turns)
+            ends = [0, *(n for slot in prompt.media for n in (slot.start, slot.stop)), len(prompt)]
+            texts = [
+                self.make().decode(prompt.token_ids[start:stop])
+                for start, stop in zip(ends[::2], ends[1::2], strict=True)
+            ]
+            assert [_words_in(text) for text in texts] == gaps, layouts
 
     def test_slots_follow_the_order_of_the_images(self) -> None:
         """Over parts and over turns."""
@@ -168,14 +190,18 @@ class TokenizerMediaContract(TokenizerSubject):
     def test_a_slot_that_is_used_again_gives_the_same_prompt(self) -> None:
         """At another place, beside other images, and without pixels."""
         self._needs_images()
-        for image in (picture(seed=1), picture(200, 31)):
-            turns = [Message.of("user", "hello", [picture(96, 40, seed=3), image])]
-            whole = self._prompt(turns)
-            first = self._prompt([Message.of("user", "?", [image])])
-            (known,) = prepared_images(first, [image])
-            if known is None:
-                pytest.skip("this tokenizer does not offer slots to later prompts: set around")
-            again = self._prompt(with_prepared(turns, [None, known]))
+        images = [picture(96, 40, seed=3), picture(seed=1), picture(200, 31)]
+        parts = (ImagePart(images[0]), TextPart("hello"), ImagePart(images[1]))
+        turns = [Message("user", parts), Message.of("assistant", "so")]
+        turns.append(Message.of("user", "?", images[2:]))
+        whole, known = self._prompt(turns), list[PreparedImage | None]()
+        for image in images:
+            known += prepared_images(self._prompt([Message.of("user", "?", [image])]), [image])
+        if None in known:
+            pytest.skip("this tokenizer does not offer slots to later prompts: set around")
+        for is_known in itertools.product([False, True], repeat=len(images)):
+            used = [each if is_ else None for each, is_ in zip(known, is_known, strict=True)]
+            again = self._prompt(with_prepared(turns, used))
             assert again.token_ids == whole.token_ids
             for slot, other in zip(again.media, whole.media, strict=True):
                 assert replace(slot, inputs={}) == replace(other, inputs={})
@@ -257,6 +283,39 @@ class TokenizerMediaContract(TokenizerSubject):
     def _needs_images(self) -> None:
         if not self.takes_images:
             pytest.skip("this model takes no images")
+
+
+def _turns_with(part: Part) -> list[list[Message]]:
+    """Return conversations whose first or last turn has a part."""
+    shown, other = Message("user", (part, TextPart("hello"))), Message.of("user", "and now?")
+    answer = Message.of("assistant", "so")
+    return [[shown], [shown, answer, other], [other, answer, shown]]
+
+
+def _laid_out(layouts: Sequence[str]) -> tuple[list[Message], list[list[str]]]:
+    """Return a conversation, and the words before, between and behind its images.
+
+    Args:
+        layouts: the parts of each turn of the user, ``t`` for a text and ``i`` for an image.
+    """
+    words, seeds = iter(WORDS), itertools.count()
+    turns, gaps = list[Message](), [list[str]()]
+    for layout in layouts:
+        parts: list[Part] = []
+        for kind in layout:
+            if kind == "i":
+                parts.append(ImagePart(picture(seed=next(seeds))))
+                gaps.append([])
+            else:
+                gaps[-1].append(next(words))
+                parts.append(TextPart(f"{gaps[-1][-1]}. "))
+        turns += [Message("user", tuple(parts)), Message.of("assistant", "so")]
+    return turns[:-1], gaps
+
+
+def _words_in(text: str) -> list[str]:
+    """Return those of ``WORDS`` that a text has, in order."""
+    return sorted((word for word in WORDS if word in text), key=text.index)
 
 
 def _equal(slot: MediaSlot, other: MediaSlot) -> bool:

@@ -2,17 +2,20 @@
 
 import contextlib
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Sequence, Set
 
 import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
-from vlmkit.types.message import Message, Role, TextPart
+from vlmkit.types.message import ImagePart, Message, Role, TextPart
+from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
 
+COMBINED = ("system", "turns", "image", "tools", "effort")
 NEAR_TOKENS = 3  # within which a turn's own end stands behind its text
 
 
@@ -27,6 +30,15 @@ class TokenizerPromptContract(TokenizerSubject):
         assert len(prompt) > 0
         assert all(type(i) is int and i >= 0 for i in prompt.token_ids)
         assert max(prompt.token_ids) < tokenizer.vocab_size
+
+    def test_what_begins_a_text_begins_a_prompt_once(self) -> None:
+        """A template and a tokenizer may both add it, and models know it once."""
+        tokenizer, said = self.make(), self.make().encode("a")
+        whole = tuple(tokenizer.encode("a", adds_special=True))
+        num = next(n for n in range(len(whole)) if list(whole[n : n + len(said)]) == said)
+        for messages in (self._conversation(), [Message.of("system", "be brief"), self._asked("?")]):
+            if num and (prompt := self._made(messages)) is not None:
+                assert prompt.token_ids[: 2 * num] != whole[:num] * 2
 
     # Turns
 
@@ -46,11 +58,37 @@ class TokenizerPromptContract(TokenizerSubject):
         assert made[0] is None or made[1] is None or made[0].token_ids != made[1].token_ids
         assert (made[0] is None) == (made[1] is None)
 
-    def test_each_text_of_a_turn_is_in_the_prompt(self) -> None:
-        """A turn may have several parts, in the user's order."""
+    @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+    def test_each_text_of_a_turn_is_in_the_prompt(self, role: Role) -> None:
+        """A turn may have several parts, in the order of its author."""
         texts = (("one", "two"), ("one", "six"), ("six", "two"), ("two", "one"))
-        said = [Message("user", tuple(map(TextPart, parts))) for parts in texts]
-        assert len({self._prompt([message]).token_ids for message in said}) == len(texts)
+        made = [self._made(self._with_turn(role, *parts)) for parts in texts]
+        prompts = [prompt.token_ids for prompt in made if prompt is not None]
+        assert len(prompts) in (0, len(texts))
+        assert len(set(prompts)) == len(prompts)
+
+    def test_a_text_beside_a_call_is_in_the_prompt_or_refused(self) -> None:
+        """Before the call, which is in the prompt, too."""
+        made = []
+        for said, name in (("one", "a"), ("two", "a"), ("one", "b")):
+            asked, called, result = self._called("a", name=name)
+            parts = (TextPart(said), *called.parts[1:])
+            made.append(self._made([asked, Message("assistant", parts), result]))
+        prompts = [prompt.token_ids for prompt in made if prompt is not None]
+        assert len(prompts) in (0, len(made))
+        assert len(set(prompts)) == len(prompts)
+
+    def test_each_part_of_a_combination_is_in_the_prompt_or_refused(self) -> None:
+        """Of two of these: a system text, earlier turns, another image, tools, an effort."""
+        none, *others = [self._combined({name}) for name in ("", *COMBINED)]
+        effective = [
+            name
+            for name, made in zip(COMBINED, others, strict=True)
+            if made is not None and made != none
+        ]
+        for one, other in itertools.combinations(effective, 2):
+            made = [self._combined(names) for names in ({one}, {other}, {one, other})]
+            assert None in made or len(set(made)) == 3, f"{one} or {other} is missing"
 
     def test_roles_are_in_the_prompt_or_refused(self) -> None:
         """The model's answers differ from the user's texts."""
@@ -114,6 +152,7 @@ class TokenizerPromptContract(TokenizerSubject):
         """Other tools have none."""
         tokenizer, turns, tools = self.make(), self._conversation(), [tool("find"), tool("send")]
         assert tokenizer.prompt(turns).calling is None
+        assert tokenizer.prompt(turns, tools=[]).calling is None
         try:
             calling = tokenizer.prompt(turns, tools=tools).calling
         except RequestError:
@@ -159,6 +198,17 @@ class TokenizerPromptContract(TokenizerSubject):
             typed = self._prompt(self._with_turn(role, f"a{text}b"))
             assert self._controls(typed) == self._controls(harmless), text
 
+    @pytest.mark.parametrize("role", ["system", "user", "assistant"])
+    def test_no_texts_are_a_special_text_together(self, role: Role) -> None:
+        """A client may send half of its spelling in one part, and half in the next."""
+        harmless = self._made(self._with_turn(role, "a", "b"))
+        if harmless is None:
+            pytest.skip(f"this model takes no turns of {role}")
+        for text in self.special_texts():
+            half = len(text) // 2
+            typed = self._prompt(self._with_turn(role, f"a{text[:half]}", f"{text[half:]}b"))
+            assert self._controls(typed) == self._controls(harmless), text
+
     def test_typed_placeholders_make_no_image_slot(self) -> None:
         """Images are placed by structure, not by a string search."""
         images = [picture()] if self.takes_images else []
@@ -197,16 +247,36 @@ class TokenizerPromptContract(TokenizerSubject):
         except RequestError:
             return None
 
-    def _with_turn(self, role: Role, text: str) -> list[Message]:
-        """Return a conversation in which a role has a text."""
+    def _with_turn(self, role: Role, *texts: str) -> list[Message]:
+        """Return a conversation in which a role has a turn of some texts."""
+        parts = tuple(map(TextPart, texts))
         if role == "tool":
             *called, result = self._called("a")
-            return [*called, Message("tool", (TextPart(text),), result.call_id)]
+            return [*called, Message("tool", parts, result.call_id)]
         if role == "assistant":
-            return [Message.of("user", "hi"), Message.of(role, text), Message.of("user", "so?")]
+            return [Message.of("user", "hi"), Message(role, parts), Message.of("user", "so?")]
         if role == "system":
-            return [Message.of(role, text), Message.of("user", "so?")]
-        return [Message.of(role, text)]
+            return [Message(role, parts), Message.of("user", "so?")]
+        return [Message(role, parts)]
+
+    def _combined(self, names: Set[str]) -> tuple[object, ...] | None:
+        """Return what distinguishes a prompt with some of ``COMBINED``; None if it is refused."""
+        tokenizer, messages = self.make(), [self._asked("hello")]
+        if "image" in names and self.takes_images:
+            messages = [Message("user", (*messages[0].parts, ImagePart(picture(seed=5))))]
+        if "turns" in names:
+            messages = [self._asked("one"), Message.of("assistant", "two"), *messages]
+        if "system" in names:
+            messages = [Message.of("system", "be brief"), *messages]
+        is_effort = "effort" in names and "reasoning_effort" in tokenizer.honours
+        options = PromptOptions(reasoning_effort="high" if is_effort else None)
+        try:
+            made = tokenizer.prompt(
+                messages, tools=[tool()] if "tools" in names else None, options=options
+            )
+        except RequestError:
+            return None
+        return made.token_ids, *(slot.digest for slot in made.media)
 
     def _check_apart(self, one: list[Message], other: list[Message]) -> None:
         tokenizer = self.make()  # one for both: what it remembers of the first is not the second's

@@ -1,23 +1,21 @@
 """What the reader of an answer, which a tokenizer creates, must do."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
-import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import RequestError
-from vlmkit.interfaces.chat_format import CallFormat, JsonCall, Mark, NamedCall
 from vlmkit.interfaces.prompt import Prompt
-from vlmkit.types.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.types.delta import Delta, reasoning_of, text_of
+from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit_testing.contracts.examples import examples as contract_examples
-from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read, tool
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read
 
 LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4
-ARGUMENTS = '{"what": "a fox"}'
 
 examples = settings(contract_examples, max_examples=60)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -113,12 +111,17 @@ class TokenizerReaderContract(TokenizerSubject):
     # Reasoning
 
     def test_reasoning_is_separated_from_text(self) -> None:
-        """Without its marks; its tokens are counted, and those of the text are not."""
-        thought, said = self._thought(), self.make().encode("so it is")
-        reader = self._reader()
-        deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
-        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
-        assert reader.num_reasoning_tokens == len(thought)
+        """Without its marks; its tokens are counted, and those of the text are not.
+
+        Also if special tokens are shown.
+        """
+        tokenizer, prompt = self.make(), self._prompt(self._conversation())
+        thought, said = self._thought(), tokenizer.encode("so it is")
+        for shows_special in {False, "skip_special_tokens" in tokenizer.honours}:
+            reader = tokenizer.reader(prompt, shows_special=shows_special)
+            deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
+            assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+            assert reader.num_reasoning_tokens == len(thought)
 
     def test_an_answer_may_end_within_its_reasoning(self) -> None:
         """If its length is limited, it has no text."""
@@ -154,10 +157,28 @@ class TokenizerReaderContract(TokenizerSubject):
         tokenizer = self.make()
         for prompt in opened:
             assert prompt.opens_reasoning
-            thought, said = tokenizer.encode("why not"), tokenizer.encode("so it is")
-            told = read(tokenizer.reader(prompt), [*thought, *end, *said])
-            deltas = [delta for found in told for delta in found]
-            assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+            thought, said = [*tokenizer.encode("why not"), *end], tokenizer.encode("so it is")
+            for reader in (tokenizer.reader(prompt), tokenizer.reader(prompt)):
+                deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
+                assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+                assert reader.num_reasoning_tokens == len(thought)
+
+    def test_a_prompt_without_an_answers_start_opens_no_reasoning(self) -> None:
+        """No answer starts inside it, whatever effort is requested."""
+        tokenizer = self._honouring("reasoning_effort")
+        said, asked = Message.of("assistant", "it is so"), self._conversation()
+        for effort in get_args(ReasoningEffort):
+            for options, messages in (
+                (PromptOptions(add_generation_prompt=False, reasoning_effort=effort), asked),
+                (
+                    PromptOptions(continue_final_message=True, reasoning_effort=effort),
+                    [*asked, said],
+                ),
+            ):
+                if set(options.asked) <= tokenizer.honours:
+                    with contextlib.suppress(RequestError):  # some efforts a model does not have
+                        prompt = tokenizer.prompt(messages, options=options)
+                        assert not prompt.opens_reasoning
 
     def test_a_prompt_names_the_marks_of_reasoning(self) -> None:
         """The thinking budget needs their tokens, or else their spelling."""
@@ -197,43 +218,6 @@ class TokenizerReaderContract(TokenizerSubject):
             rest = "".join(map(text_of, read(reader, token_ids[num:])))
             assert begun + rest == tokenizer.decode(token_ids), token_ids[:num]
 
-    # Calls
-
-    def test_a_tool_call_is_separated_from_text(self) -> None:
-        """In the prompt's call format; without tools and in plain text it is text."""
-        prompt, tokenizer = self._with_tools(), self.make()
-        assert prompt.calling is not None
-        assert isinstance(prompt.calling.format, CallFormat)
-        written = self._written(prompt.calling.format)
-        told = [delta for found in read(tokenizer.reader(prompt), written) for delta in found]
-        calls = [(call.name, call.parsed()) for call in tool_calls_of(told)]
-        assert calls == [("find", msgspec.json.decode(ARGUMENTS))]
-        assert not text_of(told).strip()
-        for other in (self._prompt(self._conversation()), replace(prompt, is_plain=True)):
-            told = [delta for found in read(tokenizer.reader(other), written) for delta in found]
-            assert not tool_calls_of(told)
-
-    def test_a_reader_follows_its_own_prompt(self) -> None:
-        """Whatever prompts were built after it, for other requests."""
-        tokenizer, messages = self.make(), self._conversation()
-        calling = self._with_tools().calling
-        assert calling is not None
-        assert isinstance(calling.format, CallFormat)
-        written = self._written(calling.format)
-        for own, newest in (([tool()], None), (None, [tool()])):
-            prompt = tokenizer.prompt(messages, tools=own)
-            tokenizer.prompt(messages, tools=newest)
-            deltas = [delta for found in read(tokenizer.reader(prompt), written) for delta in found]
-            assert bool(tool_calls_of(deltas)) == (own is not None)
-
-    @pytest.mark.parametrize("said", ["so it is ", "so it is\n\n", "so\n it is"])
-    def test_an_answer_that_calls_nothing_is_its_text(self, said: str) -> None:
-        """White space at its end included: only that around a call is dropped."""
-        prompt, tokenizer = self._with_tools(), self.make()
-        token_ids = tokenizer.encode(said)
-        answer = "".join(map(text_of, read(tokenizer.reader(prompt), token_ids)))
-        assert answer == tokenizer.decode(token_ids)
-
     # Helpers
 
     def _marks(self) -> tuple[Sequence[int], Sequence[int]]:
@@ -259,33 +243,3 @@ class TokenizerReaderContract(TokenizerSubject):
                 continue
             if prompt.opens_reasoning or prompt.token_ids[-len(start) :] == start:
                 yield prompt
-
-    def _with_tools(self) -> Prompt:
-        try:
-            prompt = self.make().prompt(self._conversation(), tools=[tool()])
-        except RequestError:
-            pytest.skip("this model takes no tools")
-        if prompt.calling is None or not isinstance(prompt.calling.format, CallFormat):
-            pytest.skip("it is not known how this model writes calls, or it has channels for them")
-        return prompt
-
-    def _written(self, form: CallFormat) -> list[int]:
-        """Return the tokens of one call."""
-        content = {"name": "find", "arguments": msgspec.json.decode(ARGUMENTS)}
-        call: Any = form.call
-        if isinstance(call, JsonCall):
-            said = {call.name: content["name"], call.arguments: content["arguments"]}
-            text = msgspec.json.encode(said).decode()
-        elif isinstance(call, NamedCall):
-            text = f"find{call.between}{ARGUMENTS}"
-        else:
-            value = f"{call.before_key}what{call.after_key}{call.before_value}a fox"
-            text = f"{call.before_name}find{call.after_name}{value}{call.after_value}{call.end}"
-        text = f"[{text}]" if form.is_list else text
-        parts = (form.open, form.before + text + form.after, form.close)
-        return [token_id for part in parts for token_id in self._spelled(part)]
-
-    def _spelled(self, part: Mark | str) -> list[int]:
-        if isinstance(part, Mark) and part.token_id is not None:
-            return [part.token_id]
-        return self.make().encode(part if isinstance(part, str) else part.text)

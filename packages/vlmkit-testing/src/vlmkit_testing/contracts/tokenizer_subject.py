@@ -34,6 +34,8 @@ class TokenizerSubject:
             templates know two roles.
         shows_nested_schemas: whether a prompt has the schemas of items of a tool's arguments; some
             templates write types alone.
+        names_calls: whether prompts with tools state the format of calls; by default, tests of
+            calls are skipped where it is missing.
     """
 
     takes_images = True
@@ -45,6 +47,7 @@ class TokenizerSubject:
     ends_turns = True
     tells_roles = True
     shows_nested_schemas = True
+    names_calls = False
 
     def make(self) -> Tokenizer:
         """Return the tokenizer; may be the same each time."""
