@@ -81,6 +81,7 @@ def kill(runner: Runner) -> None:
 
 
 class TestSubprocess(RunnerContract):
+    timeout_s = 300.0
     too_many = 14
 
     def make(self) -> Runner:

@@ -35,6 +35,7 @@ def load(process: WorkerProcess, **settings) -> vlmkit.Model:
 
 
 class TestGrpcRunner(RunnerContract):
+    timeout_s = 300.0
     too_many = 14
 
     @pytest.fixture(autouse=True)

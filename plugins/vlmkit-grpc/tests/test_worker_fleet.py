@@ -36,6 +36,7 @@ def workers(num, *arguments, model="mock"):
 
 
 class TestFleet(RunnerContract):
+    timeout_s = 300.0
     too_many = 26
 
     @pytest.fixture(autouse=True)

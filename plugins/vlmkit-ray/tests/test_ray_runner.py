@@ -54,6 +54,7 @@ def test_an_update_to_another_model_lets_answers_end_and_refuses_requests_at_onc
 
 
 class TestRayRunner(RunnerContract):
+    timeout_s = 300.0
     too_many = 13
 
     @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import vlmkit
+from broken import runner_requests
 from broken.broken import Broken, Table
 from mock_model import script
 from vlmkit.errors import QueueFull, RequestError, VlmkitError
@@ -18,6 +19,7 @@ from vlmkit.types.completion import Timings
 from vlmkit.wire.buffers import NotSerializable
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
 from vlmkit_testing import RunnerContract
 
 
@@ -444,7 +446,12 @@ class OnRunner(RunnerContract):
 
     def make(self):
         few = ContinuousScheduler(SchedulerSettings(max_running=6, max_waiting=6))
-        runner = self._kind(tokenizer=MockTokenizer(), engine=MockEngine(), scheduler=few)
+        runner = self._kind(
+            tokenizer=MockTokenizer(),
+            engine=MockEngine(),
+            media_encoder=MockVisionEncoder(),
+            scheduler=few,
+        )
         self._made.append(runner)
         return runner
 
@@ -708,5 +715,6 @@ TABLE = Table(
             "on_failure() calls its function once.",
             "a_failure_is_reported_once_and_fails_later_requests",
         ),
+        *runner_requests.BROKEN,
     ),
 )

@@ -172,6 +172,9 @@ class RunnerAnswersContract(RunnerSubject):
         async def counted(runner: Runner, request: Request) -> int:
             return len((await runner.atokenize(request)).token_ids)
 
+        async def accepted(runner: Runner, request: Request) -> None:
+            await runner.asubmit(request)
+
         with self._runner() as runner:
             most = runner.facts.limits.max_sequence_tokens
             ids = runner.submit(self.request()).result().choices[0].token_ids
@@ -180,6 +183,8 @@ class RunnerAnswersContract(RunnerSubject):
             assert asyncio.run(counted(runner, asked)) == most + 1
             with pytest.raises(RequestError):
                 runner.submit(asked).result()
+            with pytest.raises(RequestError):
+                asyncio.run(accepted(runner, asked))
 
     def test_a_wrong_request_is_refused_and_harms_no_other(self) -> None:
         """The error comes at once if the caller waits for acceptance."""

@@ -4,6 +4,7 @@ Facts and answers are in a further module.
 """
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,11 @@ from vlmkit.interfaces.runner import AnswerStream, Runner
 from vlmkit.kit.runner_state import is_restarting
 from vlmkit.types.request import Request
 from vlmkit_testing.contracts.runner_answers_contract import RunnerAnswersContract
+from vlmkit_testing.contracts.runner_requests_contract import RunnerRequestsContract
 from vlmkit_testing.contracts.runner_subject import token_ids_of
 
 
-class RunnerContract(RunnerAnswersContract):
+class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
     """Inherit, override :meth:`make` and :meth:`fail`, and run pytest.
 
     It is about resources: abandoned requests, full queues, the end and failures.
@@ -105,21 +107,24 @@ class RunnerContract(RunnerAnswersContract):
             held = self._endless(runner)
             running = runner.submit(self.request())
             assert not runner.drain(0.0)
-            with pytest.raises(VlmkitError):
-                runner.submit(self.request()).result()
+            self._check_refused(runner, VlmkitError)
             assert len(running.result().choices[0].token_ids) == 6
             held.abort()
             assert runner.drain(self.timeout_s)
 
     def test_closing_ends_everything(self) -> None:
-        """A second call has no effect."""
+        """Of requests that run and of those that wait; a second call has no effect."""
         with self._runner() as runner:
-            stream = self._endless(runner)
+            facts, held = runner.facts, [self._endless(runner)]
+            with contextlib.suppress(QueueFull):
+                while len(held) < self.too_many:
+                    held.append(self._endless(runner))
             runner.close()
-            assert stream.result().choices[0].finish_reason == "abort"
+            for stream in held:
+                assert stream.result().choices[0].finish_reason == "abort"
             assert not runner.is_ready
-            with pytest.raises(EngineError):
-                runner.submit(self.request()).result()
+            self._check_refused(runner, EngineError)
+            assert runner.facts == facts
             runner.close()
 
     def test_closing_is_no_failure(self) -> None:
@@ -143,8 +148,7 @@ class RunnerContract(RunnerAnswersContract):
             assert not is_restarting(runner)
             runner.on_failure(late.append)
             assert (len(told), len(others), len(late)) == (1, 1, 1)
-            with pytest.raises(EngineError):
-                runner.submit(self.request()).result()
+            self._check_refused(runner, EngineError)
 
     def test_every_reader_gets_the_error_of_a_failure(self) -> None:
         """However the answer is read; a partial answer is never complete."""
@@ -174,3 +178,14 @@ class RunnerContract(RunnerAnswersContract):
             for read, stream in zip(ways, streams, strict=True):
                 with pytest.raises(VlmkitError):
                     read(stream)
+
+    def _check_refused(self, runner: Runner, error: type[VlmkitError]) -> None:
+        """Fail unless a request is refused, in an event loop, too."""
+
+        async def asked() -> None:
+            await runner.asubmit(self.request())
+
+        with pytest.raises(error):
+            runner.submit(self.request()).result()
+        with pytest.raises(error):
+            asyncio.run(asked())

@@ -1,5 +1,6 @@
 """The subject of the runner contract: a runner, its failure, and requests. No tests."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -18,12 +19,13 @@ class RunnerSubject:
     """What a runner's author provides. No tests.
 
     Attributes:
-        timeout_s: how long tests wait for what a runner must do eventually.
+        timeout_s: how long tests wait for what a runner must do eventually. After three times as
+            long, a test closes its runner, so that no read waits forever.
         too_many: long requests that overfill the queue of a runner of :meth:`make`; 0 skips the
             test of a full queue.
     """
 
-    timeout_s = 300.0
+    timeout_s = 20.0
     too_many = 0
 
     def make(self) -> Runner:
@@ -44,7 +46,13 @@ class RunnerSubject:
     @contextmanager
     def _runner(self) -> Iterator[Runner]:
         with closing(self.make()) as runner:
-            yield runner
+            ending = threading.Timer(3 * self.timeout_s, runner.close)
+            ending.daemon = True
+            ending.start()
+            try:
+                yield runner
+            finally:
+                ending.cancel()
 
     def _endless(self, runner: Runner, id: str = "") -> AnswerStream:  # noqa: A002 - of requests
         """Start an answer that cannot end unread, because the loop holds it long before."""
