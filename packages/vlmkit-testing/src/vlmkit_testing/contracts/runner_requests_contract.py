@@ -27,7 +27,7 @@ VECTOR_ATOL = 0.05  # of two runs of one engine
 
 
 @dataclass
-class Told:
+class ReadChoice:
     """What the reader of an answer learns of one choice."""
 
     text: str = ""
@@ -61,15 +61,17 @@ class RunnerRequestsContract(RunnerSubject):
                 expected = None
                 for read in (_iterated, _whole, _in_lots, _iterated_async, _whole_async):
                     try:
-                        told, stream = read(runner, request)
+                        choices, stream = read(runner, request)
                     except RequestError:
                         assert expected is None, "one way of reading is refused"
                         break
-                    assert stream.usage.completion_tokens == sum(len(t.samples) for t in told)
-                    assert sorted(stream.reasons) == sorted(str(each.reason) for each in told)
-                    assert len(told) == stream.num_choices
-                    expected = expected or told
-                    _check_alike(told, expected)
+                    assert stream.usage.completion_tokens == sum(
+                        len(each.samples) for each in choices
+                    )
+                    assert sorted(stream.reasons) == sorted(str(each.reason) for each in choices)
+                    assert len(choices) == stream.num_choices
+                    expected = expected or choices
+                    _check_alike(choices, expected)
 
     def test_each_part_of_a_request_is_in_its_prompt(self) -> None:
         """An answer has the prompt that atokenize() returns, and its demand states its size."""
@@ -185,13 +187,13 @@ class RunnerRequestsContract(RunnerSubject):
             done = stream.result()
             assert len(done.choices[0].samples) >= num_tokens
             assert done.usage.completion_tokens == len(done.choices[0].samples)
-            stream, told = self._endless(runner), Told()
+            stream, read = self._endless(runner), ReadChoice()
             for chunk in stream:
-                told.add(chunk)
-                if len(told.samples) > 2:
+                read.add(chunk)
+                if len(read.samples) > 2:
                     stream.abort()
-            assert told.reason == "abort"
-            assert stream.usage.completion_tokens == len(told.samples)
+            assert read.reason == "abort"
+            assert stream.usage.completion_tokens == len(read.samples)
 
     # Helpers
 
@@ -229,14 +231,14 @@ class RunnerRequestsContract(RunnerSubject):
                 yield replace(asked, messages=[Message.of("user", "And this?", images)]), True
 
 
-Read = tuple[list[Told], AnswerStream]
+Read = tuple[list[ReadChoice], AnswerStream]
 
 
 def _gathered(chunks: Iterable[Chunk], stream: AnswerStream) -> Read:
-    told = [Told() for _ in range(stream.num_choices)]
+    choices = [ReadChoice() for _ in range(stream.num_choices)]
     for chunk in chunks:
-        told[chunk.index].add(chunk)
-    return told, stream
+        choices[chunk.index].add(chunk)
+    return choices, stream
 
 
 def _iterated(runner: Runner, request: Request) -> Read:
@@ -282,8 +284,8 @@ def _of_completion(done: Completion, stream: AnswerStream) -> Read:
     return [_of_choice(choice) for choice in done.choices], stream
 
 
-def _of_choice(choice: Choice) -> Told:
-    return Told(
+def _of_choice(choice: Choice) -> ReadChoice:
+    return ReadChoice(
         choice.text,
         choice.reasoning,
         "".join(call.arguments for call in choice.tool_calls),
@@ -304,8 +306,8 @@ def _numbers(vector: Any) -> list[float] | None:
     return None if vector is None else [float(number) for number in vector]
 
 
-def _check_alike(told: list[Told], expected: list[Told]) -> None:
-    for one, other in zip(told, expected, strict=True):
+def _check_alike(choices: list[ReadChoice], expected: list[ReadChoice]) -> None:
+    for one, other in zip(choices, expected, strict=True):
         assert (one.vector is None) == (other.vector is None)
         if one.vector is not None and other.vector is not None:
             np.testing.assert_allclose(one.vector, other.vector, atol=VECTOR_ATOL)

@@ -41,12 +41,12 @@ class TokenizerCallsContract(TokenizerSubject):
         prompt, tokenizer = self._with_tools(), self.make()
         for call in CALLS:
             written = self._written(prompt, [call])
-            told = self._deltas(prompt, written)
-            assert _told(told) == [call]
-            assert not text_of(told).strip()
+            deltas = self._deltas(prompt, written)
+            assert _calls_in(deltas) == [call]
+            assert not text_of(deltas).strip()
             for other in (self._prompt(self._conversation()), replace(prompt, is_plain=True)):
-                told = [d for found in read(tokenizer.reader(other), written) for d in found]
-                assert not tool_calls_of(told)
+                deltas = [d for found in read(tokenizer.reader(other), written) for d in found]
+                assert not tool_calls_of(deltas)
 
     def test_each_of_several_calls_has_its_own_index_and_id(self) -> None:
         """The first delta of a call names both, and the tool; later ones have arguments alone."""
@@ -55,7 +55,7 @@ class TokenizerCallsContract(TokenizerSubject):
         if isinstance(form, ChannelFormat):
             pytest.skip("an answer in channels ends with its first call")
         deltas = self._deltas(prompt, self._written(prompt, CALLS))
-        assert _told(deltas) == list(CALLS)
+        assert _calls_in(deltas) == list(CALLS)
         calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
         firsts = [calls[0], *(b for a, b in pairwise(calls) if a.index != b.index)]
         assert [first.index for first in firsts] == list(range(len(CALLS)))
@@ -85,7 +85,7 @@ class TokenizerCallsContract(TokenizerSubject):
             start = [*marks[0], *encode(thought), *marks[1]] if marks and thought else []
             said = encode(SAID) if form.open.text else []
         deltas = self._deltas(prompt, [*start, *said, *self._written(prompt, CALLS[:1])])
-        assert _told(deltas) == list(CALLS[:1])
+        assert _calls_in(deltas) == list(CALLS[:1])
         assert text_of(deltas).strip() == (SAID if said else "")
         assert reasoning_of(deltas).strip() == thought
 
@@ -96,7 +96,7 @@ class TokenizerCallsContract(TokenizerSubject):
             pytest.skip("this tokenizer does not honour skip_special_tokens")
         reader = tokenizer.reader(prompt, shows_special=True)
         written = self._written(prompt, CALLS[:1])
-        assert _told(d for found in read(reader, written) for d in found) == list(CALLS[:1])
+        assert _calls_in(d for found in read(reader, written) for d in found) == list(CALLS[:1])
 
     def test_a_reader_follows_its_own_prompt(self) -> None:
         """Whatever prompts were built after it, for other requests."""
@@ -166,7 +166,7 @@ class TokenizerCallsContract(TokenizerSubject):
         return self.make().encode(part if isinstance(part, str) else part.text)
 
 
-def _told(deltas: Iterable[Delta]) -> list[Call]:
+def _calls_in(deltas: Iterable[Delta]) -> list[Call]:
     """Return the calls in some deltas."""
     calls = tool_calls_of(deltas)
     assert all(call.parsed().keys() == {"what"} for call in calls)

@@ -255,7 +255,7 @@ class TokenizerContract(
         tried: list[list[Callable[[], object]]] = [
             [partial(tokenizer.encode, text, adds_special=True) for text in texts],
             [partial(tokenizer.decode, each) for each in ids],
-            [lambda each=each: b"".join(map(tokenizer.token_bytes, each)) for each in ids],
+            [partial(self._bytes, tokenizer, each) for each in ids],
             [partial(self._read, tokenizer, each) for each in ids],
             [partial(self._offered, tokenizer, number) for number in range(4)],
         ]
@@ -269,6 +269,10 @@ class TokenizerContract(
             with ThreadPoolExecutor(len(works)) as pool, _many_turns():
                 made = list(pool.map(run, works))
             assert made == [[each] * NUM_ROUNDS for each in expected]
+
+    def _bytes(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> bytes:
+        """Return the bytes of some tokens."""
+        return b"".join(map(tokenizer.token_bytes, token_ids))
 
     def _read(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
         """Return the text of an answer."""

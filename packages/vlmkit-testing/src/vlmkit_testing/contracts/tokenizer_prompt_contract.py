@@ -36,7 +36,10 @@ class TokenizerPromptContract(TokenizerSubject):
         tokenizer, said = self.make(), self.make().encode("a")
         whole = tuple(tokenizer.encode("a", adds_special=True))
         num = next(n for n in range(len(whole)) if list(whole[n : n + len(said)]) == said)
-        for messages in (self._conversation(), [Message.of("system", "be brief"), self._asked("?")]):
+        for messages in (
+            self._conversation(),
+            [Message.of("system", "be brief"), self._asked("?")],
+        ):
             if num and (prompt := self._made(messages)) is not None:
                 assert prompt.token_ids[: 2 * num] != whole[:num] * 2
 
