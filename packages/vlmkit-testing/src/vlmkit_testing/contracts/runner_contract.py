@@ -182,10 +182,10 @@ class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
     def _check_refused(self, runner: Runner, error: type[VlmkitError]) -> None:
         """Fail unless a request is refused, in an event loop, too."""
 
-        async def asked() -> None:
+        async def submitted() -> None:
             await runner.asubmit(self.request())
 
         with pytest.raises(error):
             runner.submit(self.request()).result()
         with pytest.raises(error):
-            asyncio.run(asked())
+            asyncio.run(submitted())

@@ -74,7 +74,7 @@ class RunnerRequestsContract(RunnerSubject):
                     _check_alike(choices, expected)
 
     def test_each_part_of_a_request_is_in_its_prompt(self) -> None:
-        """An answer has the prompt that atokenize() returns, and its demand states its size."""
+        """An answer has the prompt that atokenize() remessages, and its demand states its size."""
 
         async def counted(runner: Runner, request: Request) -> PromptTokens:
             return await runner.atokenize(request)
@@ -222,8 +222,8 @@ class RunnerRequestsContract(RunnerSubject):
             yield Request(text="Once", adds_special=adds_special, params=asked.params), True
         if "continue_final_message" in options:
             goes_on = PromptOptions(continue_final_message=True)
-            turns = [*asked.messages, Message.of("assistant", "It was")]
-            yield replace(asked, messages=turns, options=goes_on), True
+            messages = [*asked.messages, Message.of("assistant", "It was")]
+            yield replace(asked, messages=messages, options=goes_on), True
         if "add_generation_prompt" in options:
             yield replace(asked, options=PromptOptions(add_generation_prompt=False)), False
         if runner.facts.takes_images:

@@ -58,12 +58,12 @@ class TokenizerImageSizesContract(TokenizerSubject):
         image, bounded = self._least()
         refused, other = ImagePart(image, bounded), picture(seed=1)
         answer = Message.of("assistant", "so")
-        for turns in (
+        for messages in (
             [Message.of("user", "?", [other, refused])],
             [Message.of("user", "?", [other]), answer, Message.of("user", "?", [refused, other])],
         ):
             with pytest.raises(ImageError) as caught:
-                self._prompt(turns)
+                self._prompt(messages)
             assert caught.value.index == 1
 
     def test_a_preferred_size_is_never_refused(self) -> None:
@@ -116,8 +116,8 @@ class TokenizerImageSizesContract(TokenizerSubject):
         whole = self._shown([ImagePart(image, options) for options in self._sizes(image)])
         size = Image.of_size((image.width, image.height))
         parts = [ImagePart(size, options) for options in self._sizes(image)]
-        turns = [Message("user", (*parts, TextPart("?")))]
-        light = self.make().prompt(turns, options=PromptOptions(light=True)).media
+        messages = [Message("user", (*parts, TextPart("?")))]
+        light = self.make().prompt(messages, options=PromptOptions(light=True)).media
         assert [slot.num_features for slot in light] == [slot.num_features for slot in whole]
 
     def test_limits_by_the_processors_names_are_taken_or_refused(self) -> None:

@@ -34,17 +34,17 @@ class TokenizerMediaContract(TokenizerSubject):
 
     def test_a_file_without_a_loader_is_refused(self) -> None:
         """Its content is unknown, so there must be no answer; in any turn."""
-        for turns in _turns_with(FilePart(b"fox")):
+        for messages in _conversations_with(FilePart(b"fox")):
             with pytest.raises(RequestError):
-                self._prompt(turns)
+                self._prompt(messages)
 
     def test_a_text_model_refuses_images(self) -> None:
         """The error is one that clients see."""
         if self.takes_images:
             pytest.skip("this model takes images")
-        for turns in _turns_with(ImagePart(picture())):
+        for messages in _conversations_with(ImagePart(picture())):
             with pytest.raises(RequestError):
-                self._prompt(turns)
+                self._prompt(messages)
 
     # Media
 
@@ -54,9 +54,9 @@ class TokenizerMediaContract(TokenizerSubject):
 
     def test_media_of_unknown_kinds_are_refused_by_name(self) -> None:
         """They are neither left out nor treated as another kind."""
-        for turns in _turns_with(MediaPart("unheard_of", Unheard())):
+        for messages in _conversations_with(MediaPart("unheard_of", Unheard())):
             with pytest.raises(RequestError, match="unheard_of"):
-                self._prompt(turns)
+                self._prompt(messages)
 
     def test_slots_of_media_have_their_kind_and_tell_them_apart(self) -> None:
         """Digests do not depend on the position, and each slot has tokens in the prompt."""
@@ -122,8 +122,8 @@ class TokenizerMediaContract(TokenizerSubject):
         if not self.keeps_places:
             pytest.skip("this model's template chooses where images stand")
         for layouts in (["tit"], ["titit"], ["iitti"], ["tti", "iit"], ["ti", "titi"]):
-            turns, gaps = _laid_out(layouts)
-            prompt = self._prompt(turns)
+            messages, gaps = _laid_out(layouts)
+            prompt = self._prompt(messages)
             ends = [0, *(n for slot in prompt.media for n in (slot.start, slot.stop)), len(prompt)]
             texts = [
                 self.make().decode(prompt.token_ids[start:stop])
@@ -285,7 +285,7 @@ class TokenizerMediaContract(TokenizerSubject):
             pytest.skip("this model takes no images")
 
 
-def _turns_with(part: Part) -> list[list[Message]]:
+def _conversations_with(part: Part) -> list[list[Message]]:
     """Return conversations whose first or last turn has a part."""
     shown, other = Message("user", (part, TextPart("hello"))), Message.of("user", "and now?")
     answer = Message.of("assistant", "so")
@@ -299,7 +299,7 @@ def _laid_out(layouts: Sequence[str]) -> tuple[list[Message], list[list[str]]]:
         layouts: the parts of each turn of the user, ``t`` for a text and ``i`` for an image.
     """
     words, seeds = iter(WORDS), itertools.count()
-    turns, gaps = list[Message](), [list[str]()]
+    messages, gaps = list[Message](), [list[str]()]
     for layout in layouts:
         parts: list[Part] = []
         for kind in layout:
@@ -309,8 +309,8 @@ def _laid_out(layouts: Sequence[str]) -> tuple[list[Message], list[list[str]]]:
             else:
                 gaps[-1].append(next(words))
                 parts.append(TextPart(f"{gaps[-1][-1]}. "))
-        turns += [Message("user", tuple(parts)), Message.of("assistant", "so")]
-    return turns[:-1], gaps
+        messages += [Message("user", tuple(parts)), Message.of("assistant", "so")]
+    return messages[:-1], gaps
 
 
 def _words_in(text: str) -> list[str]:

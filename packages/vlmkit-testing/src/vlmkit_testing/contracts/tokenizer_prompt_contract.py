@@ -74,9 +74,9 @@ class TokenizerPromptContract(TokenizerSubject):
         """Before the call, which is in the prompt, too."""
         made = []
         for said, name in (("one", "a"), ("two", "a"), ("one", "b")):
-            asked, called, result = self._called("a", name=name)
+            question, called, result = self._called("a", name=name)
             parts = (TextPart(said), *called.parts[1:])
-            made.append(self._made([asked, Message("assistant", parts), result]))
+            made.append(self._made([question, Message("assistant", parts), result]))
         prompts = [prompt.token_ids for prompt in made if prompt is not None]
         assert len(prompts) in (0, len(made))
         assert len(set(prompts)) == len(prompts)
