@@ -195,7 +195,7 @@ BROKEN = (
     Broken(
         ParsesTextsOfSeveralParts,
         "Text never becomes a control token, also if two parts spell it together.",
-        "no_texts_are_a_special_text_together",
+        "two_texts_never_join_to_a_special_text",
     ),
     Broken(KeepsTheFirstText, "Every text of an earlier answer is in the prompt.", TEXTS),
     Broken(KeepsTheFirstTextOfResults, "Every text of a tool's result is in the prompt.", TEXTS),

@@ -202,7 +202,7 @@ class TokenizerPromptContract(TokenizerSubject):
             assert self._controls(typed) == self._controls(harmless), text
 
     @pytest.mark.parametrize("role", ["system", "user", "assistant"])
-    def test_no_texts_are_a_special_text_together(self, role: Role) -> None:
+    def test_two_texts_never_join_to_a_special_text(self, role: Role) -> None:
         """A client may send half of its spelling in one part, and half in the next."""
         harmless = self._made(self._with_turn(role, "a", "b"))
         if harmless is None:
