@@ -13,7 +13,7 @@ from broken.broken import Broken, Table
 from spelling import Spelling, SpellingCompiler
 from vlmkit.errors import ConstraintError
 from vlmkit.interfaces.constraint import SchemaSupport
-from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf
+from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED
 from vlmkit_testing.contracts.constraint_state_contract import KEYWORDS
@@ -308,6 +308,89 @@ class TakesArraysForObjects(ToyGrammars):
     objects = ("{}", "[1]")
 
 
+class Patterns(SpellingCompiler):
+    """Takes the pattern that is tried, as a list of all its texts."""
+
+    ends = ("", "one", "two")
+
+    def compile(self, constraint):
+        if constraint != TRIED[Regex]:
+            return super().compile(constraint)
+        letters = ("".join(each) for num in (2, 3) for each in product("abc", repeat=num))
+        texts = tuple(each + end for each in letters for end in self.ends)
+        return lambda: self.matcher(self.token_bytes, texts)
+
+
+class TakesTheFirstAlternative(Patterns):
+    ends = ("", "one")
+
+
+class MasksShortTokens(Spelling):
+    """Leaves tokens of three bytes and more out of its masks, unless they are the only ones."""
+
+    def fill(self, mask):
+        for token_id, added in enumerate(self.token_bytes):
+            if len(added) < 3 and self._after(token_id):
+                mask[token_id // 32] |= np.uint32(1 << token_id % 32).astype(np.int32)
+
+
+class MasksShortTokensOfPatterns(Patterns):
+    matcher = MasksShortTokens
+
+
+class ForcesTheFirstTextOfPatterns(Patterns):
+    matcher = ForcesTheFirstChoice
+
+
+class FillsTheFirstRow(Spelling):
+    """Writes a mask where the memory of all masks begins, as with a plain pointer to it."""
+
+    def fill(self, mask):
+        whole = mask if mask.base is None else mask.base
+        super().fill(whole.reshape(-1)[: len(mask)])
+
+
+class KeepsTheMatcherOfAConstraint(SpellingCompiler):
+    """Keeps what it compiled by its constraint, with the state of an answer."""
+
+    def __init__(self, vocabulary):
+        super().__init__(vocabulary)
+        self.made = {}
+
+    def compile(self, constraint):
+        matcher = self.made.setdefault(constraint, super().compile(constraint)())
+        return lambda: matcher
+
+
+class DeclaresEveryFormat(EnumCompiler):
+    """Compiles schemas of any format, and enforces none."""
+
+    formats = frozenset({"date"})
+
+    def __init__(self, vocabulary):
+        super().__init__(vocabulary)
+        unsupported = frozenset(KEYWORDS)
+        self.schema_support = SchemaSupport(unsupported, self.formats)
+
+    def compile(self, constraint):
+        if isinstance(constraint, JsonSchema) and '"format"' in constraint.text:
+            constraint = OneOf(tuple(json.dumps(each) for each in self.texts(constraint)))
+            return SpellingCompiler.compile(self, constraint)
+        return super().compile(constraint)
+
+    def texts(self, constraint):
+        return ("2026-02-28", "x")
+
+
+class EnforcesDates(DeclaresEveryFormat):
+    """Takes one date, and refuses other formats."""
+
+    def texts(self, constraint):
+        if json.loads(constraint.text)["format"] not in self.formats:
+            raise ConstraintError("only dates are taken")
+        return ("2026-02-28",)
+
+
 class OnSpelling(ConstraintContract):
     forms = (OneOf,)
 
@@ -322,6 +405,13 @@ class OnSpelling(ConstraintContract):
 
 class OnSchemas(OnSpelling):
     forms = (OneOf, JsonSchema)
+
+
+class OnPatterns(OnSpelling):
+    forms = (OneOf, Regex)
+
+    def matcher(self):
+        return self._matcher(TRIED[Regex])
 
 
 class OnGrammars(OnSpelling):
@@ -463,6 +553,33 @@ ROWS = (
         "an_invalid_constraint_is_refused_when_it_is_compiled",
     ),
     (CompilesAnything, "An unsupported form is refused.", "an_unsupported_form_is_refused"),
+    (
+        FillsTheFirstRow,
+        "A mask may be a row of a larger array.",
+        "a_mask_is_filled_where_it_is",
+    ),
+    (
+        KeepsTheMatcherOfAConstraint,
+        "Each call of compile() returns what creates fresh matchers.",
+        "equal_constraints_are_compiled_twice",
+    ),
+)
+OF_PATTERNS = (
+    (
+        TakesTheFirstAlternative,
+        "Every text that a pattern matches is possible.",
+        "all_texts_that_satisfy_a_constraint_are_taken_and_no_others",
+    ),
+    (
+        MasksShortTokensOfPatterns,
+        "The mask sets every token that may follow, of any length.",
+        "a_mask_agrees_with_the_bytes_of_its_tokens",
+    ),
+    (
+        ForcesTheFirstTextOfPatterns,
+        "Tokens are forced only where the constraint allows one text.",
+        "nothing_is_forced_where_texts_differ",
+    ),
 )
 TABLE = Table(
     ConstraintContract,
@@ -470,6 +587,24 @@ TABLE = Table(
     Spelling,
     (
         *(Broken(kind, promise, test, raises=(IndexError,)) for kind, promise, test in ROWS),
+        *(
+            Broken(kind, promise, test, honest=Patterns, on=OnPatterns)
+            for kind, promise, test in OF_PATTERNS
+        ),
+        Broken(
+            DeclaresEveryFormat,
+            "formats are the values that a compiler enforces.",
+            "what_is_declared_of_schemas_is_enforced",
+            honest=EnforcesDates,
+            on=OnSchemas,
+        ),
+        Broken(
+            DeclaresEveryFormat,
+            "A text of a declared format has that format.",
+            "a_declared_format_is_no_other_text",
+            honest=EnforcesDates,
+            on=OnSchemas,
+        ),
         Broken(
             IgnoresUnsupportedKeywords,
             "A schema with an unsupported keyword is refused.",

@@ -314,6 +314,17 @@ class CachesByScopeAlone(ScopedEncoder):
         return [self.known[scope, b""] for scope in scopes]
 
 
+class ReturnsWhatItCaches(ScopedEncoder):
+    """Returns cached features themselves, and no copies of them."""
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        keys = [(scope, slot.digest) for slot, scope in zip(slots, scopes, strict=True)]
+        for key, slot in zip(keys, slots, strict=True):
+            if key not in self.known:
+                self.known[key] = self.encode([slot])[0]
+        return [self.known[key] for key in keys]
+
+
 class RoundsOnTheHost(ScopedEncoder):
     def to_host(self, features: MediaFeatures) -> MediaFeatures:
         return changed([features], lambda rows, _: rows.astype(np.float16).astype(np.float32))[0]
@@ -399,6 +410,38 @@ class KeepsTheBatchInMemory(HonestEncoder):
         return changed(made, lambda own, i: whole[stops[i] - len(own) : stops[i]])
 
 
+class ReturnsOneBuffer(HonestEncoder):
+    """Returns the rows of all media of a size in memory that they share."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        sums = np.ones(8, np.float32)
+        return [
+            dataclasses.replace(each, extra={**each.extra, "sums": sums}, num_bytes=2**12)
+            for each in super().encode(slots)
+        ]
+
+
+class StatesItsPrecisionLater(HonestEncoder):
+    precision: Any = None
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        self.precision = str(np.from_dlpack(made[0].embeddings).dtype) if made else self.precision
+        return made
+
+
+class StatesItsPrecision(HonestEncoder):
+    precision = "float32"
+
+
+class TrustsItsTransform(HonestEncoder):
+    """Scales features by the size of an image that the processor states."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        return changed(made, lambda rows, i: rows * (0.5 if slots[i].transform is None else 1.0))
+
+
 class ReturnsSizesTogether(HonestEncoder):
     """Encodes media of one size at a time, and returns them in that order."""
 
@@ -449,6 +492,22 @@ TABLE = Table(
     OnEncoder,
     HonestEncoder,
     (
+        Broken(
+            ReturnsOneBuffer,
+            "The caller owns the features of each medium.",
+            "features_belong_to_the_caller_alone",
+        ),
+        Broken(
+            StatesItsPrecisionLater,
+            "The precision is a constant text.",
+            "the_precision_is_a_constant_text",
+            honest=StatesItsPrecision,
+        ),
+        Broken(
+            TrustsItsTransform,
+            "Features depend only on the inputs of a slot.",
+            "features_depend_on_the_inputs_and_not_on_the_digest",
+        ),
         Broken(
             DependsOnTheDigest,
             "Features are a function of the inputs alone.",
@@ -612,6 +671,12 @@ TABLE = Table(
             CachesByScopeAlone,
             "Features of one medium are not returned for another, in any scope.",
             "scopes_change_no_features",
+            honest=ScopedEncoder,
+        ),
+        Broken(
+            ReturnsWhatItCaches,
+            "The caller owns the features, also of those that a cache holds.",
+            "features_belong_to_the_caller_alone",
             honest=ScopedEncoder,
         ),
         Broken(

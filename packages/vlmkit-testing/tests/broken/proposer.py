@@ -93,6 +93,27 @@ class SharesItsTableBetweenAnswers(NgramProposer):
         return super().propose(sequence, num_tokens)
 
 
+class ReadsOneTokenACall(NgramProposer):
+    """Reads the newest token alone of an answer that it knows."""
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        if memory := self._memories.get(sequence):
+            memory.num_read = max(memory.num_read, len(sequence) - 1)
+        return super().propose(sequence, num_tokens)
+
+
+class KeepsLengths(NgramProposer):
+    """Keeps the lengths of all answers, by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: dict[str, list[int]] = {}
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        self.lengths.setdefault(sequence.id, []).append(len(sequence))
+        return super().propose(sequence, num_tokens)
+
+
 class IgnoresForget(NgramProposer):
     def forget(self, sequence: Sequence) -> None:
         pass
@@ -214,6 +235,16 @@ TABLE = Table(
     OnProposer,
     NgramProposer,
     (
+        Broken(
+            ReadsOneTokenACall,
+            "An answer may grow by several tokens between two calls.",
+            "drafts_depend_on_the_tokens_however_they_came",
+        ),
+        Broken(
+            KeepsLengths,
+            "forget() discards all state of a sequence.",
+            "memory_does_not_grow_with_the_answers",
+        ),
         Broken(
             GuessesTooManyTokens,
             "At most num_tokens guesses are returned.",

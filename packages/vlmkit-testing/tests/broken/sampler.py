@@ -15,7 +15,10 @@ from broken.sampler_params import BROKEN as OF_PARAMETERS
 from vlmkit.interfaces.sampler import Pick, Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.sampling.sampler import ArraySampler
+from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing import SamplerContract
+
+GREEDY = SamplingParams()
 
 # Inputs and outputs.
 
@@ -78,6 +81,53 @@ class AssumesContiguousRows(ArraySampler):
             return pick(np.ctypeslib.as_array(start, logits.shape).copy())
 
         return read
+
+
+class FiltersInPlace(ArraySampler):
+    """Writes what min-p drops into the logits."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def drop(logits: Any) -> Any:
+            picked = pick(logits)
+            for row, own in zip(logits, rows, strict=True):
+                if own.sequence.params.min_p:
+                    row[row < row.max() + np.log(own.sequence.params.min_p)] = -np.inf
+            return picked
+
+        return drop
+
+
+class TakesTheLastOfEqualsInABatch(ArraySampler):
+    """Searches a single row from its beginning, and the rows of a batch from their ends."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def search(logits: Any) -> Any:
+            picked = np.array(pick(logits))
+            for number, row in enumerate(rows):
+                is_greedy = row.sequence.params == GREEDY
+                if is_greedy and len(rows) > 1 and not row.sequence.banned_ids:
+                    picked[number] = logits.shape[1] - 1 - logits[number, ::-1].argmax()
+            return picked
+
+        return search
+
+
+class FailsWithPenaltiesBesideABadRow(ArraySampler):
+    """Computes penalties of all rows at once, relative to the largest logit of the step."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def shifted(logits: Any) -> Any:
+            is_penalised = any(row.sequence.params.repetition_penalty != 1 for row in rows)
+            largest = logits.max() if is_penalised else np.float32(0)
+            return pick(logits - largest + largest)
+
+        return shifted
 
 
 class SumsOverRows(ArraySampler):
@@ -313,6 +363,21 @@ def on(kind: Callable[[], Any]) -> SamplerContract:
 
 BROKEN = (
     *LONG,
+    Broken(
+        FiltersInPlace,
+        "The sampler does not modify the logits, whatever a row's parameters are.",
+        "the_logits_stay_as_they_are",
+    ),
+    Broken(
+        TakesTheLastOfEqualsInABatch,
+        "The rest of the batch does not decide between equal logits.",
+        "neighbours_never_change_a_choice_of_equal_logits",
+    ),
+    Broken(
+        FailsWithPenaltiesBesideABadRow,
+        "A row without a finite value harms no other, whatever their parameters are.",
+        "rows_without_a_finite_value_harm_no_parameter_of_others",
+    ),
     Broken(
         ReturnsAList,
         "The sampler returns an array.",

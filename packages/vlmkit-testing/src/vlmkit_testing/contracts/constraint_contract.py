@@ -18,12 +18,13 @@ from vlmkit_testing.contracts.constraint_subject import (
     allowed_tokens,
     byte_tokens,
 )
+from vlmkit_testing.contracts.constraint_text_contract import ConstraintTextContract
 
 SIGNS = OneOf(("a.c", "a+", 'say "x"\\', "(", "a\nb", "\x7f~", "^>", "_\x1e", "ﬁ½", "e\u0301"))
 SENSELESS = (JsonSchema.of({"type": "nothing"}), Regex("("), Lark("start: nowhere"))
 
 
-class ConstraintContract(ConstraintStateContract):
+class ConstraintContract(ConstraintStateContract, ConstraintTextContract):
     """Inherit it, override :meth:`make`, and run pytest.
 
     Attributes describe the compiler:

@@ -7,9 +7,9 @@ import random
 import re
 import threading
 import weakref
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -23,9 +23,13 @@ from vlmkit.interfaces.media_encoder import (
     EncodesConcurrently,
     EncodesInScopes,
     MediaEncoder,
+    StatesPrecision,
 )
 from vlmkit.interfaces.prompt import Array, MediaSlot
+from vlmkit.types.stage import Stage
 from vlmkit_testing.contracts.arrays import to_numpy
+
+Encode = Callable[[Seq[MediaSlot]], list[MediaFeatures]]
 
 MAX_CONCURRENCY = 64
 MOST_CALLS, NUM_ROUNDS = 8, 5
@@ -193,15 +197,44 @@ class MediaEncoderContract:
         self.agree(encoder.encode([later])[0], encoder.encode([slot])[0])
 
     def test_features_depend_on_the_inputs_and_not_on_the_digest(self) -> None:
-        """Digests are for caches, and may cover more than the inputs."""
+        """Digests are for caches, and may cover more than the inputs; the rest is for prompts."""
         encoder, slot = self.make(), self.shown[0]
-        other = dataclasses.replace(slot, digest=bytes(byte ^ 255 for byte in slot.digest))
-        self.agree(encoder.encode([other])[0], encoder.encode([slot])[0])
+        digest = bytes(byte ^ 255 for byte in slot.digest)
+        around, stage = (None if slot.around else ("<", ">")), Stage(1.0, 2.0)
+        other = dataclasses.replace(
+            slot, digest=digest, transform=None, preprocess=stage, around=around
+        )
+        self.agree(encoder.encode((other,))[0], encoder.encode([slot])[0])
+
+    def test_features_belong_to_the_caller_alone(self) -> None:
+        """A caller that overwrites features changes neither others nor later ones."""
+        for number in range(len(self.shown)):
+            encoder = self.make()
+            for encode in self._ways(encoder):
+                made = encode(self.shown)
+                before = [_arrays(features) for features in made]
+                _overwrite(made[number])
+                for features, arrays in zip(made, before, strict=True):
+                    if features is not made[number]:
+                        _equal(_arrays(features), arrays)
+                for features, arrays in zip(encode(self.shown), before, strict=True):
+                    _equal(_arrays(features), arrays)
+
+    def test_the_precision_is_a_constant_text(self) -> None:
+        """For display; an encoder may state none."""
+        encoder = self.make()
+        if not isinstance(encoder, StatesPrecision):
+            pytest.skip("this encoder states no precision")
+        before: object = encoder.precision
+        assert isinstance(before, str)
+        encoder.encode(self.shown)
+        assert encoder.precision == before == self.make().precision  # type: ignore[attr-defined]
 
     def test_the_inputs_stay_as_they_are(self) -> None:
         """They belong to the tokenizer, which may use them again."""
         before = [_copies(slot.inputs) for slot in self.shown]
-        self.make().encode(self.shown)
+        for encode in self._ways(self.make()):
+            encode(self.shown)
         for slot, inputs in zip(self.shown, before, strict=True):
             for name, array in _copies(slot.inputs).items():
                 np.testing.assert_array_equal(array, inputs[name], err_msg=name)
@@ -320,10 +353,18 @@ class MediaEncoderContract:
             pytest.skip("this encoder has no counters")
         before = dict(encoder.counters())
         encoder.encode(self.shown)
-        after = dict(encoder.counters())
+        with ThreadPoolExecutor(1) as other:
+            after = dict(other.submit(encoder.counters).result())
         assert after.keys() == before.keys()
         assert all(type(number) is int and number >= 0 for number in before.values())
         assert all(after[name] >= number for name, number in before.items())
+
+    def _ways(self, encoder: MediaEncoder) -> list[Encode]:
+        """Return the methods that encode, those in a scope with an empty name and another one."""
+        if not isinstance(encoder, EncodesInScopes):
+            return [encoder.encode]
+        scoped = encoder.encode_in_scopes
+        return [encoder.encode, *(partial(_in_scope, scoped, scope) for scope in (b"", b"a"))]
 
     def test_closing_one_encoder_leaves_another_running(self) -> None:
         """Two encoders share no state that ``close`` ends."""
@@ -333,6 +374,25 @@ class MediaEncoderContract:
         for a, b in zip(other.encode(self.shown), expected, strict=True):
             self.agree(a, b)
         other.close()
+
+
+def _in_scope(encode: Any, scope: bytes, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+    made: list[MediaFeatures] = encode(slots, [scope] * len(slots))
+    return made
+
+
+def _overwrite(features: MediaFeatures) -> None:
+    """Fill all arrays of features that can be written with zeros."""
+    for array in (features.embeddings, *features.extra.values()):
+        with contextlib.suppress(TypeError, ValueError):
+            array[...] = 0  # type: ignore[index]
+
+
+def _equal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Fail unless arrays are equal."""
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 class _Inputs(dict[str, Any]):

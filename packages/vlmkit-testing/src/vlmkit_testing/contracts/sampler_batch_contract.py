@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.sampler import Row
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.types.sampling import SamplingParams
@@ -29,6 +30,7 @@ from vlmkit_testing.contracts.sequences import new_sequence
 NUM_ROWS = 64
 VOCAB_SIZE = 64
 NUM_STEPS = 40
+SLOT = MediaSlot(0, 2, bytes(32), {}, 2)
 
 
 def flat_rows(num_rows: int) -> list[list[float]]:
@@ -85,6 +87,21 @@ class SamplerBatchContract(SamplerSubject):
             assert found == alone[part], f"a choice is another one in a batch of {size}"
             start += size
 
+    @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 1100, 5000])
+    def test_neighbours_never_change_a_choice_of_equal_logits(self, vocab_size: int) -> None:
+        """Which of equals is chosen depends on the row alone, in vocabularies of any size."""
+        num_rows = min(NUM_ROWS, 2**17 // vocab_size)
+        noise = np.random.default_rng(16).normal(size=(num_rows, vocab_size)) * 2
+        rows: list[list[float]] = np.round(noise).astype(np.float32).tolist()
+        sequences = mixed_sequences(num_rows)
+        for sequence in sequences[::3]:
+            sequence.params = SamplingParams()
+        alone = [self._one(row, each) for row, each in zip(rows, sequences, strict=True)]
+        assert self.sample(rows, mixed_again(sequences)) == alone
+        assert self.sample(rows[::-1], mixed_again(sequences)[::-1]) == alone[::-1]
+        most = num_rows // 3
+        assert self.sample(rows[:most], mixed_again(sequences)[:most]) == alone[:most]
+
     @pytest.mark.parametrize(
         "params",
         [
@@ -119,6 +136,8 @@ class SamplerBatchContract(SamplerSubject):
                 num_computed_tokens=number,
                 num_cached_tokens=3,
                 drafts=(1, 2),
+                is_held=True,
+                prompt=Prompt(each.prompt.token_ids, (SLOT,), opens_reasoning=True, is_plain=True),
             )
             for number, each in enumerate(sequences)
         ]
@@ -210,6 +229,11 @@ class SamplerBatchContract(SamplerSubject):
             self._one(own, _anew(row.sequence, row.ahead))
             for own, row in zip(logits, rows, strict=True)
         ]
+
+
+def mixed_again(sequences: Seq[Sequence]) -> list[Sequence]:
+    """Return equal new sequences, in the same order."""
+    return [_anew(sequence) for sequence in sequences]
 
 
 def _anew(sequence: Sequence, ahead: Seq[int] = ()) -> Sequence:

@@ -17,6 +17,7 @@ from vlmkit_testing.contracts.sampler_batch_contract import (
     VOCAB_SIZE,
     SamplerBatchContract,
     flat_rows,
+    mixed_again,
     mixed_sequences,
 )
 from vlmkit_testing.contracts.sampler_chance_contract import SamplerChanceContract
@@ -35,6 +36,9 @@ EVERYTHING = SamplingParams(
     frequency_penalty=0.5,
     logit_bias={1: 5.0},
 )
+
+
+NUM_MIXED = 50  # rows, some of which have no finite value
 
 
 class SamplerContract(
@@ -61,7 +65,11 @@ class SamplerContract(
 
     # What becomes of the logits
 
-    @pytest.mark.parametrize("params", [SamplingParams(), EVERYTHING], ids=["greedy", "all"])
+    @pytest.mark.parametrize(
+        "params",
+        [SamplingParams(), EVERYTHING, *FOLLOWED.values()],
+        ids=["greedy", "all", *FOLLOWED],
+    )
     def test_the_logits_stay_as_they_are(self, params: SamplingParams) -> None:
         """The array belongs to the engine."""
         logits = self.array([ROW, ROW])
@@ -125,6 +133,22 @@ class SamplerContract(
         expected = self.sample([good, good], [sequences[0], sequences[2]])
         assert [picked[0], picked[2]] == expected
         assert 0 <= picked[1] < len(ROW)
+
+    @pytest.mark.parametrize("value", [math.nan, -math.inf])
+    def test_rows_without_a_finite_value_harm_no_parameter_of_others(self, value: float) -> None:
+        """Requests of any parameters may fail beside others, first, last or several at once."""
+        rows, sequences = flat_rows(NUM_MIXED), mixed_sequences(NUM_MIXED)
+        params = [*FOLLOWED.values()]
+        for number, sequence in enumerate(sequences[::2]):
+            sequence.params = params[number % len(params)]
+        bad = set(range(0, NUM_MIXED, 3)) | {NUM_MIXED - 1}
+        good = [number for number in range(NUM_MIXED) if number not in bad]
+        expected = self.sample([rows[i] for i in good], [sequences[i] for i in good])
+        for number in bad:
+            rows[number] = [value] * VOCAB_SIZE
+        found = self.sample(rows, mixed_again(sequences))
+        assert [found[number] for number in good] == expected
+        assert all(0 <= token_id < VOCAB_SIZE for token_id in found)
 
     # What is kept
 
