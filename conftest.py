@@ -11,6 +11,7 @@ other: beside other tests on two cores, a server took 22 s for what takes 2 s wi
 """
 
 import functools
+import gc
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+gc.disable()  # until all tests are collected
 
 collect_ignore_glob = ["packages/vlmkit-testing/src/*", "plugins/vlmkit-torch/src/*"]
 """Templates of plugins have tests, of names that are put in when a project is made of them."""
@@ -39,6 +41,16 @@ PATIENT = settings(
 settings.register_profile("same", PATIENT, derandomize=True, database=None)
 settings.register_profile("explore", PATIENT, max_examples=2000)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from garbage collection.
+
+    With all tests a full collection takes more than half a second, and contracts ask for hundreds.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -232,6 +232,7 @@ def test_the_commands_that_load_and_unload_a_model_do_so(tmp_path):
                 assert (json.load(state)["models"]["large"]["state"] == "ready") is is_loaded
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 @pytest.mark.torch
 def test_the_guide_to_verification_shows_what_the_command_prints(tmp_path):

@@ -208,7 +208,9 @@ def test_a_gateway_and_a_worker_run_with_the_config_of_the_fleet(tmp_path):
             )
             text = (FLEET / "vlmkit.toml").read_text()
             hosts = f"localhost:{ready[1]},localhost:1"  # the second one is not there yet
-            with pod(gateway, re.sub("grpc://[^/]+", f"grpc://{hosts}", text)) as (api, _, trust):
+            text = re.sub("grpc://[^/]+", f"grpc://{hosts}", text)
+            text = text.replace("[runner]", "[runner]\nstart_timeout_s = 10")
+            with pod(gateway, text) as (api, _, trust):
                 assert shown(f"{api}/v1/models", trust)[0] == 401
         finally:
             started.terminate()

@@ -106,6 +106,7 @@ def test_a_file_alone_answers_as_the_dense_model(
     ]
 
 
+@pytest.mark.slow
 def test_a_file_alone_is_exported_as_a_folder_is(source: Source, tmp_path: Path) -> None:
     pytest.importorskip("vlmkit_onnx")
     file, made = alone(source("llama"), tmp_path)
@@ -544,6 +545,7 @@ def test_very_many_control_tokens_are_rejected(tmp_path: Path) -> None:
         gguf_tokenizer.tokenizer_of(written(tmp_path, write))
 
 
+@pytest.mark.slow
 def test_pieces_that_are_joined_in_very_many_ways_are_rejected_in_little_memory(
     tmp_path: Path,
 ) -> None:

@@ -128,6 +128,7 @@ def test_every_kind_is_compared() -> None:
     assert compared == gguf_pair.KINDS.keys()
 
 
+@pytest.mark.slow
 def test_doctor_and_plan_name_both_files(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_links_of_a_hubs_cache_are_read_with_the_tower_beside_them(
     assert samples
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_tag_of_a_hub_answers_about_a_picture_with_the_preferred_tower(
     source: Source, tmp_path: Path

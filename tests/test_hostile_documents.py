@@ -154,7 +154,7 @@ def is_gone(pid):
         return True
 
 
-@pytest.mark.parametrize("num_renderers", [0, 1])
+@pytest.mark.parametrize("num_renderers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_hostile_documents_delay_no_other_tenant_and_end_with_their_requests(
     tmp_path, num_renderers
 ):

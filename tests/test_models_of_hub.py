@@ -110,6 +110,7 @@ def test_an_unsupported_model_downloads_less_than_a_megabyte(
     assert run("models", "list", "--json").stdout.count("org/large") == 0
 
 
+@pytest.mark.slow
 def test_doctor_and_info_read_headers_instead_of_weights(hub: StubHub, run: Run) -> None:
     hub.add("org/large", main=large_model(LLAMA))
     told = json.loads(run("models", "info", "org/large", "--json").stdout)
@@ -174,6 +175,7 @@ def test_the_config_check_asks_the_hub_whether_a_model_can_be_served(
     assert run("models", "list", "--json").stdout.count("org/") == 0
 
 
+@pytest.mark.slow
 def test_the_config_check_asks_no_hub_about_a_local_model(
     hub: StubHub, run: Run, tmp_path: Path
 ) -> None:
@@ -192,6 +194,7 @@ def test_the_config_check_asks_no_hub_about_a_local_model(
     assert len(hub.requests) == num_requests
 
 
+@pytest.mark.slow
 def test_a_local_model_needs_no_request_to_the_hub(
     hub: StubHub, run: Run, environ: dict[str, str]
 ) -> None:
@@ -277,6 +280,7 @@ def test_download_progress_is_one_terminal_line_that_disappears(
     assert Path(path).is_dir()
 
 
+@pytest.mark.slow
 def test_an_answer_after_a_download_starts_on_its_own_line(
     hub: StubHub, environ: dict[str, str]
 ) -> None:
@@ -328,6 +332,7 @@ def test_a_pull_without_the_hub_is_an_error(
     assert "fetched in" not in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_memory_of_a_hubs_model_is_planned_from_less_than_a_megabyte(
     hub: StubHub, run: Run

@@ -23,7 +23,7 @@ PYTEST = [
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux is what plays the others")
-@pytest.mark.parametrize("system", ["darwin", "win32"])
+@pytest.mark.parametrize("system", [pytest.param("darwin", marks=pytest.mark.slow), "win32"])
 def test_core_server_and_cache_tests_pass_on_another_operating_system(system: str) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(

@@ -145,6 +145,7 @@ def test_doctor_and_plan_say_what_is_quantized_and_what_it_takes_expanded(
     assert weights.num_bytes == 4 * sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_plan_command_says_the_same(saved: Saved, tmp_path: Path, capsys: Out) -> None:
     folder = gguf_folders.make(saved("qwen3_moe"), tmp_path, "Q4_0").folder
     plan = reported(capsys, "plan", str(folder), "--context", "64")

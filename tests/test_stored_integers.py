@@ -156,6 +156,7 @@ def test_the_integers_of_the_graph_are_those_of_the_checkpoint(
     assert manifest.read(folder).precision == precision
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", sample_of(["float16", "bfloat16"]))
 def test_integers_are_found_where_values_are_rounded_to_the_models_type(
     dtype: str, saved: Saved, tmp_path: Path
@@ -301,6 +302,7 @@ def test_methods_of_other_packages_are_rejected_by_name(saved: Saved, tmp_path: 
     assert "they are of 'hqq'" in str(stored_form.objection(Checkpoint("m", made.folder)))
 
 
+@pytest.mark.slow
 def test_a_stated_precision_rounds_the_values_of_a_rejected_checkpoint(
     saved: Saved,
     tmp_path: Path,
@@ -325,6 +327,7 @@ def test_a_stated_precision_rounds_the_values_of_a_rejected_checkpoint(
     assert answers == [answer.token_ids for answer in wanted]
 
 
+@pytest.mark.slow
 def test_a_stated_precision_rounds_the_values_of_any_quantized_checkpoint(
     saved: Saved, tmp_path: Path
 ) -> None:
@@ -353,6 +356,7 @@ def test_a_model_is_served_with_its_integers_and_later_without_the_exporter(
         monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
 
 
+@pytest.mark.slow
 def test_layers_that_a_checkpoint_has_plain_get_a_stated_precision(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,6 +412,7 @@ def wider(source: Path, target: Path) -> None:
     model.save_pretrained(target)
 
 
+@pytest.mark.slow
 def test_the_command_keeps_integers_unless_a_precision_is_stated(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,6 +425,7 @@ def test_the_command_keeps_integers_unless_a_precision_is_stated(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_experts_are_expanded_with_a_warning(
     saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ def test_no_form_of_matrix_product_makes_a_row_depend_on_its_batch(
     assert compare_batches(exported("llama", precision)) == (True, True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int4"])
 def test_differences_between_batch_sizes_on_a_cpu_are_only_rounding(
     precision: str, exported: Saved

@@ -21,6 +21,7 @@ def precisions(model: vlmkit.Model) -> tuple[str, str]:
     return model.facts.limits.precision, model.facts.encoder_precision
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_equal_after_an_earlier_export_with_an_8_bit_tower(

@@ -524,6 +524,7 @@ def test_layers_for_the_triton_kernel_have_the_logits_of_dense_ones(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_reading_packed_layers_takes_little_more_than_they_do(tmp_path: Path) -> None:
     """A process reads layers that take 132 MiB in bfloat16, and 36 MiB when packed."""

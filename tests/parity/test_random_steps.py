@@ -47,7 +47,7 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 pytestmark = pytest.mark.torch
 
-NUM_STEPS = [200, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(0)])]
+NUM_STEPS = [100, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(0)])]
 NUM_KINDS = 40  # of requests
 MOST_OPEN = 8  # requests at a time
 MAX_SEQUENCE_TOKENS = 192

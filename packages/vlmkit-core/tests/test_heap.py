@@ -146,6 +146,15 @@ def test_a_loop_trims_the_heap_once_each_time_it_becomes_idle(monkeypatch):
     assert len(calls) == 4
 
 
+@pytest.fixture
+def unfrozen():
+    """Let the collector look at modules and tests, too."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 class Cycle:
     """A reference cycle, which only the collector frees."""
 
@@ -153,6 +162,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_frozen_garbage_is_freed_only_by_collect():
     before, cycle = Cycle(), Cycle()
     was_garbage, is_garbage = weakref.ref(before), weakref.ref(cycle)
@@ -176,6 +186,7 @@ def test_frozen_garbage_is_freed_only_by_collect():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_collect_does_not_freeze_an_unfrozen_heap():
     cycle = Cycle()
     is_garbage = weakref.ref(cycle)

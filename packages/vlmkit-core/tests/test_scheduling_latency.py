@@ -281,7 +281,7 @@ def test_every_request_ends_whatever_prefixes_it_shares(
     simulated.check_empty()
 
 
-@pytest.mark.parametrize("num_common", [0, 40])
+@pytest.mark.parametrize("num_common", [pytest.param(0, marks=pytest.mark.slow), 40])
 def test_planning_cost_does_not_grow_with_ten_thousand_waiting_requests(num_common):
     """Counts the sequences that a plan examines instead of timing it."""
     limits = replace(FLAT, max_sequences=100, capacity_tokens=2**16)

@@ -68,6 +68,7 @@ def counts(server, batch):
     return server.client.batches.retrieve(batch.id).request_counts
 
 
+@pytest.mark.slow
 def test_restarts_and_kills_lose_no_line_and_answer_no_line_twice(tmp_path):
     lines = [image_line(n) for n in range(150)]
     lines[40]["body"]["temperature"] = 9

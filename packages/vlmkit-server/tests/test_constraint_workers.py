@@ -129,7 +129,10 @@ def cpu_s_of_trials(server):
     return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.parametrize("num_tools", [1, 8, 32])
+@pytest.mark.parametrize(
+    "num_tools",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 32],
+)
 def test_trials_of_one_request_share_a_cpu_time_limit(server, num_tools):
     """Tools whose trial exceeds the limit stay unconstrained."""
     before_s = cpu_s_of_trials(server)
@@ -185,6 +188,7 @@ def test_a_killed_worker_fails_only_its_own_requests_and_is_replaced(server):
     assert server.post(constrained("any")).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_trial_that_takes_too_long_is_killed(tmp_path):
     with run_server(tmp_path, **{"pipeline.prepare_timeout_s": 3.0}) as server:
         assert server.post(constrained("any")).status_code == 200

@@ -240,6 +240,7 @@ def test_a_data_folder_of_the_first_release_is_read(tmp_path):
 # Remains of a killed process.
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_the_next_start_unlinks_an_interrupted_upload_and_nothing_else(tmp_path):
     head = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'

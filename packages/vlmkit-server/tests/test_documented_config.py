@@ -135,7 +135,11 @@ class Service:
         return batch.id
 
 
-@pytest.mark.parametrize("is_relative", [False, True], ids=["of the guide", "relative"])
+@pytest.mark.parametrize(
+    "is_relative",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["of the guide", "relative"],
+)
 def test_usage_batches_and_files_do_not_depend_on_the_working_directory(tmp_path, is_relative):
     machine = Machine(tmp_path / "machine", is_relative=is_relative)
     batches, left, files = [], [], None

@@ -46,7 +46,11 @@ def server_process(tmp_path, kind="pipeline", **settings):
 
 @pytest.mark.parametrize(
     ("sig", "kind"),
-    [(signal.SIGTERM, "pipeline"), (signal.SIGINT, "pipeline"), (signal.SIGTERM, "replicas")],
+    [
+        (signal.SIGTERM, "pipeline"),
+        pytest.param(signal.SIGINT, "pipeline", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "replicas", marks=pytest.mark.slow),
+    ],
 )
 def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig, kind):
     with server_process(tmp_path, kind, drain_timeout_s=3600) as server:

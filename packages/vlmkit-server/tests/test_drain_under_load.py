@@ -79,6 +79,7 @@ def num_accepted(server):
     return float(found[1]) if found else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_renderers", [0, 2])
 def test_a_stop_under_load_loses_no_answer(tmp_path, num_renderers):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]

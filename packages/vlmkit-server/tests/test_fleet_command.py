@@ -74,6 +74,7 @@ def resident_bytes():
     return int(pages) * 4096
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much this process has")
 def test_memory_of_an_unloaded_model_is_returned_to_the_system():
     size = 256 * MIB

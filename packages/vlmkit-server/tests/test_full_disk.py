@@ -151,6 +151,7 @@ def test_whatever_room_is_left_an_upload_is_kept_whole_or_leaves_nothing(tmp_pat
         assert eventually(lambda: not disk.names)
 
 
+@pytest.mark.slow
 def test_a_batch_on_a_full_disk_waits_for_room_and_loses_no_answer(tmp_path):
     with server_on_disk(tmp_path) as (server, disk):
         slow = chat(scripted(text="x" * 500, tokens=10, latency_s=0.01))

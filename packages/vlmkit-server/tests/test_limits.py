@@ -63,6 +63,7 @@ def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
     assert received.count(b"connection: close") == 1
 
 
+@pytest.mark.slow
 def test_a_pipelined_request_that_waits_for_100_continue_is_answered_when_more_follow(server):
     waiting = pipelined_requests(400).replace(b"\r\nhost:", b"\r\nexpect: 100-continue\r\nhost:")
     received = exchange(server, waiting)

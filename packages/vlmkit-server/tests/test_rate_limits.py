@@ -297,6 +297,7 @@ def is_ready(server, secret):
     return eventually(lambda: server.get("/readyz", headers=bearer(secret)).status_code == 200)
 
 
+@pytest.mark.slow
 def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     secret = keys("requests=5/month", f"tokens={MANY}")
 
@@ -325,6 +326,7 @@ def test_usage_survives_a_kill_and_a_restart(keys, tmp_path):
     assert base.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_without_a_usage_file_limits_of_a_day_and_a_month_restart_with_the_server(keys, tmp_path):
     daily, monthly = keys("requests=2/day"), keys("requests=2/month", name="two")
 

@@ -329,7 +329,7 @@ def peak_bytes(server):
         looking.join()
 
 
-@pytest.mark.parametrize("num_renderers", [0, 2])
+@pytest.mark.parametrize("num_renderers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_twelve_decompression_bombs_under_a_memory_limit_end_no_process(tmp_path, num_renderers):
     """Under 3 GiB, each request is answered or refused with 503, and another client's stream goes
     on."""

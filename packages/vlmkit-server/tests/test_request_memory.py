@@ -23,7 +23,7 @@ def image_response(width, height, text, **fields):
     return {"model": "mock", "input": messages, "store": False} | fields
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("ask", "path", "limit"),
     [

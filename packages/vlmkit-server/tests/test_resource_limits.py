@@ -3,6 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, process_with_keys, thread_with_keys
 
@@ -68,6 +69,7 @@ def test_tenants_see_their_own_usage_and_only_operators_see_totals(tmp_path):
         assert shown == alone
 
 
+@pytest.mark.slow
 def test_a_client_that_obeys_retry_after_is_admitted():
     with running(max_requests=2) as server, ThreadPoolExecutor(2) as pool:
         body = chat(scripted(text="x", tokens=40, latency_s=0.05), max_tokens=40)

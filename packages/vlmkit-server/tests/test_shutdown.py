@@ -82,7 +82,7 @@ def assert_stops_cleanly(server):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_clients_that_read_nothing_do_not_delay_shutdown(tmp_path, stream):
     body = chat(scripted(text="x " * 100, tokens=4000), stream=stream, logprobs=True)
     with served(tmp_path) as server, ExitStack() as open_ones:
@@ -106,6 +106,7 @@ def test_a_loading_model_does_not_delay_shutdown(tmp_path):
         assert_stops_cleanly(server)
 
 
+@pytest.mark.slow
 def test_slow_uploads_do_not_delay_shutdown(tmp_path):
     head = (
         b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\n"

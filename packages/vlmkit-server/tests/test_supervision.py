@@ -80,7 +80,14 @@ def start_answer(server, model="fragile"):
     return answer
 
 
-@pytest.mark.parametrize("fault", ["panic", "exit", "hang"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("panic", marks=pytest.mark.slow),
+        "exit",
+        pytest.param("hang", marks=pytest.mark.slow),
+    ],
+)
 def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, fault):
     stuck_s = 0.5 if fault == "hang" else 900.0
     with command(tmp_path, stuck_s=stuck_s) as server, ThreadPoolExecutor(1) as pool:
@@ -108,6 +115,7 @@ def test_a_failed_engine_loop_fails_its_requests_and_ends_the_process(tmp_path, 
         assert "faulty.py:" in log
 
 
+@pytest.mark.slow
 def test_a_hanging_encoder_is_logged_with_its_request_and_ends_the_process(tmp_path):
     with command(tmp_path, slow_s=0.3, stuck_s=1.0) as server:
         inflict(tmp_path, "hang")
@@ -140,6 +148,7 @@ def test_a_model_whose_engine_fails_is_reloaded_while_others_continue(tmp_path):
     assert "no more requests are served" in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path):
     with command(tmp_path, "restart") as server:
         answer = start_answer(server)
@@ -154,6 +163,7 @@ def test_a_model_that_fails_to_reload_ends_the_process_after_some_tries(tmp_path
     assert "the engine of model 'fragile' failed again and again, and the server ended" in log
 
 
+@pytest.mark.slow
 def test_a_hanging_model_is_not_loaded_a_second_time(tmp_path):
     with command(tmp_path, "restart", stuck_s=0.5) as server:
         answer = start_answer(server)

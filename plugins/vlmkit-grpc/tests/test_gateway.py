@@ -26,6 +26,7 @@ def num_open(process):
         return load.num_running + load.num_waiting
 
 
+@pytest.mark.slow
 def test_a_client_gets_its_answer_although_a_worker_dies_before_the_first_token():
     port = str(free_port())
     with workers(2) as processes:

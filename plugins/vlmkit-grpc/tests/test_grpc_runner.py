@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,17 +38,26 @@ def load(process: WorkerProcess, **settings) -> vlmkit.Model:
 class TestGrpcRunner(RunnerContract):
     timeout_s = 300.0
     too_many = 14
+    process = None  # until a worker starts, and again once a test kills it
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def start(cls):
+        """Return a function that starts a worker, which ends with the class."""
+        with ExitStack() as stack:
+            yield lambda: stack.enter_context(worker(*FEW))
 
     @pytest.fixture(autouse=True)
-    def _worker(self):
-        with worker(*FEW) as self.process:
-            yield
+    def _worker(self, start):
+        if self.process is None:
+            type(self).process = start()
 
     def make(self) -> Runner:
         return load(self.process, give_up_s=0.0).runner
 
     def fail(self, runner: Runner) -> None:
         self.process.kill()
+        type(self).process = None
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +277,7 @@ def test_a_killed_worker_fails_its_requests_by_name_and_may_return(phase, socket
             assert model.generate("hello").text == "hello"
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_end_every_request_exactly_once(socket_folder):
     """Requests go on while workers are killed; then all accounting is back at zero."""
     listen = f"unix:{socket_folder}/w.sock"
@@ -422,7 +433,7 @@ def test_a_runner_can_be_closed_while_a_new_connection_begins(process, monkeypat
     begins, may_begin = threading.Event(), threading.Event()
 
     class SlowThread(threading.Thread):
-        def start(self):
+        def start(cls):
             if self.name == "vlmkit-answers":
                 begins.set()
                 may_begin.wait(60)

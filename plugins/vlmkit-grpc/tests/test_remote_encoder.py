@@ -380,8 +380,10 @@ def passed(process):
     proxy.close()
 
 
-@pytest.mark.parametrize("is_cutting", [True, False])
-@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+@pytest.mark.parametrize("is_cutting", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize(
+    "direction", ["to_server", pytest.param("to_client", marks=pytest.mark.slow)]
+)
 def test_a_connection_that_breaks_anywhere_costs_no_answer(process, passed, direction, is_cutting):
     proxy = BreakingProxy(process.address)
     seed = random.Random(f"{direction} {is_cutting}")

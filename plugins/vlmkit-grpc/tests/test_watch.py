@@ -135,7 +135,7 @@ def test_a_fleet_sees_what_other_gateways_have_sent_to_a_worker():
     with worker() as busy, worker() as idle:
         fleet = f"grpc://{busy.address},{idle.address}"
         with vlmkit.load(fleet) as model, load(busy) as other:
-            slow = Message.of("user", script(text="abc", prefill_latency_s=20.0))
+            slow = Message.of("user", script(text="abc", prefill_latency_s=8.0))
             asked = Request(messages=[Message.of("system", "x" * 2000), slow])
             stream = other.runner.submit(asked)
             first, second = model.runner._workers

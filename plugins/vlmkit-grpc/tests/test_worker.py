@@ -510,6 +510,7 @@ def test_a_gateway_that_disappears_leaves_nothing(strict):
     wait_until(lambda: is_idle(strict))
 
 
+@pytest.mark.slow
 def test_an_idle_connection_with_frequent_signs_of_life_stays(strict):
     """Otherwise the worker would end it with ``too_many_pings``."""
     with worker("--set", "worker.keepalive_s=1") as process, load(process, keepalive_s=1.0) as it:
@@ -519,6 +520,7 @@ def test_an_idle_connection_with_frequent_signs_of_life_stays(strict):
         assert it.generate("hello").text == "hello"
 
 
+@pytest.mark.slow
 def test_a_connection_of_grpc_alone_may_ping_as_often(strict):
     options = (
         ("grpc.keepalive_time_ms", 1000),

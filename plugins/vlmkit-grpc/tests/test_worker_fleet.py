@@ -38,11 +38,19 @@ def workers(num, *arguments, model="mock"):
 class TestFleet(RunnerContract):
     timeout_s = 300.0
     too_many = 26
+    processes = []  # of workers, until a test kills them
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def start(cls):
+        """Return a function that starts two workers, which end with the class."""
+        with ExitStack() as stack:
+            yield lambda: stack.enter_context(workers(2, *FEW))
 
     @pytest.fixture(autouse=True)
-    def _workers(self):
-        with workers(2, *FEW) as self.processes:
-            yield
+    def _workers(self, start):
+        if not self.processes:
+            type(self).processes = start()
 
     def make(self) -> Runner:
         return load(self.processes, give_up_s=0.0).runner
@@ -50,6 +58,7 @@ class TestFleet(RunnerContract):
     def fail(self, runner: Runner) -> None:
         for process in self.processes:
             process.kill()
+        type(self).processes = []
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +172,15 @@ def busy(model, processes):
     raise AssertionError("no worker has a request")
 
 
-@pytest.mark.parametrize("read", ["whole", "async whole", "chunks", "async chunks"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param("whole", marks=pytest.mark.slow),
+        pytest.param("async whole", marks=pytest.mark.slow),
+        "chunks",
+        pytest.param("async chunks", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_dies_before_the_first_token_is_replaced(read):
     text = script(text="abcdef", prefill_latency_s=2.0)
 
@@ -207,8 +224,8 @@ def parts(chunks):
     }
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("num_read", [1, 7])
+@pytest.mark.parametrize("is_async", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("num_read", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_a_worker_that_dies_after_the_first_token_is_replaced_where_it_was(num_read, is_async):
     text = script(text="abcdefgh stop here" * 3, latency_s=0.05, reasoning="because")
     with workers(2) as processes, load(processes) as model, vlmkit.load("mock") as here:
@@ -401,7 +418,7 @@ class Clients:
         )
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_no_answer_is_wrong_or_lost_while_workers_die(how, socket_folder):
     """Of three workers, one after another dies or hangs, and comes back."""
     chance = random.Random(7)

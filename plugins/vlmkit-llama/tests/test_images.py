@@ -300,7 +300,7 @@ def test_two_projectors_are_refused_by_their_names(pair: Folders, tmp_path: Path
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["smolvlm", pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
 def test_the_projector_that_the_user_names_is_used(
     family: str, pair: Folders, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

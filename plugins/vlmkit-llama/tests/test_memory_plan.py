@@ -67,7 +67,7 @@ print(resident() - before)
 @pytest.mark.parametrize(
     ("family", "kind", "more"),
     [
-        ("llama", "F16", {}),
+        pytest.param("llama", "F16", {}, marks=pytest.mark.slow),
         pytest.param("llama", "Q8_0", {"cache_dtype": "f32"}, marks=pytest.mark.slow),
         pytest.param("llama", "Q4_0", {}, marks=pytest.mark.slow),
         ("mamba2", "F16", {}),
@@ -93,6 +93,7 @@ def test_the_memory_of_an_engine_is_planned(
     assert planned == pytest.approx(taken, rel=CLOSE)
 
 
+@pytest.mark.slow
 def test_the_command_plans_a_file_with_images(
     pair: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -299,6 +299,7 @@ def loaded(server: Process, number: int) -> str:
     return "answered" if answer.status_code == 200 else "request failed"
 
 
+@pytest.mark.slow
 def test_a_server_loads_mutated_projectors_and_is_ready_throughout(
     pair: Pair, tmp_path: Path
 ) -> None:

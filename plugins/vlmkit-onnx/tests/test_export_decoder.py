@@ -193,6 +193,7 @@ def test_sections_of_rotation_that_only_a_familys_code_states_are_three_axes() -
     assert inspect_decoder(Parts(model), "causal").num_position_axes == 3
 
 
+@pytest.mark.slow
 def test_a_window_that_no_layer_uses_has_no_mask(tmp_path: Path) -> None:
     layers = {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "head_dim": 16}
     made = _from_config("gemma3_text", tmp_path / "model", **layers)
@@ -411,6 +412,7 @@ def test_a_graph_is_right_for_the_tokens_before_rotation_changes(by_layer: bool)
     assert max_tokens(config) == 32
 
 
+@pytest.mark.slow
 def test_shortcuts_of_tracing_do_not_change_the_graph(
     mistral: Exported, checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_tests_of_a_new_project_pass(name: str, written: Path) -> None:
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_plugins_check_passes_on_a_new_project(name: str, written: Path) -> None:
     template = project.template_of(KINDS[name])

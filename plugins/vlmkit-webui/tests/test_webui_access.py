@@ -86,7 +86,7 @@ def test_axe_reports_nothing(
 
 
 @SIZES
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_reports_nothing_where_a_key_is_asked_for_or_an_answer_fails(
     browser: Any, server: PageServer, keyed: PageServer, axe: Any, size: Size, theme: str
 ) -> None:

@@ -24,6 +24,7 @@ def engine_of(folder: Path, device: str) -> Any:
     return build_engine(BuildContext("", Checkpoint("m", folder), few))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-fp16", "llama-int4-fp16"])
 def test_a_graph_in_half_precision_answers_on_a_device_as_on_the_cpu(
     name: str, genai_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
