@@ -22,7 +22,8 @@ def _runner() -> Iterator[None]:
     workers with ``TESTS_RUNNER=grpc``.
     """
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("vlmkit.kit.heap.settle_more", lambda: None)  # what a test leaves is garbage
+        # The objects of tests are frozen, which must not look like the start of a server.
+        patched.setattr("vlmkit.kit.heap.settle_more", lambda: None)
         if os.environ.get("TESTS_RUNNER") == "subprocess":
             patched.setenv("VLMKIT_RUNNER__USE", "subprocess")
             patched.setenv("VLMKIT_RUNNER__MAX_RESTARTS", "0")

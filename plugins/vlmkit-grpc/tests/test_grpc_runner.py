@@ -433,7 +433,7 @@ def test_a_runner_can_be_closed_while_a_new_connection_begins(process, monkeypat
     begins, may_begin = threading.Event(), threading.Event()
 
     class SlowThread(threading.Thread):
-        def start(cls):
+        def start(self):
             if self.name == "vlmkit-answers":
                 begins.set()
                 may_begin.wait(60)

@@ -38,7 +38,7 @@ def workers(num, *arguments, model="mock"):
 class TestFleet(RunnerContract):
     timeout_s = 300.0
     too_many = 26
-    processes = []  # of workers, until a test kills them
+    processes = ()  # of workers, until a test kills them
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -58,7 +58,7 @@ class TestFleet(RunnerContract):
     def fail(self, runner: Runner) -> None:
         for process in self.processes:
             process.kill()
-        type(self).processes = []
+        type(self).processes = ()
 
 
 @pytest.fixture(scope="module")
