@@ -59,7 +59,7 @@ def plan_engine(context: BuildContext, load: PlannedLoad) -> MemoryPlan:
     with torch.no_grad(), peak_memory():
         engine = TorchEngine(loaded, Views(model), settings)
         step, state_bytes = _step(engine, load, model.dtype)
-    is_packed = settings.packed_weights and is_faster(device, model.dtype)
+    is_packed = settings.packs_weights and is_faster(device, model.dtype)
     kernels = kernel_memory.kernels_of(
         decoder_of(model),
         model.get_output_embeddings(),

@@ -93,6 +93,10 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             layers that attend to images, have none.
         overlap_steps: on a CUDA device, start the next step of decodes before the tokens of the
             last one are read. Models with recurrent layers do not.
+        compile: compute decode steps by code of ``torch.compile``, which needs a compiler on this
+            machine and takes seconds to minutes. It is compared with the model as it is first.
+            Weights stay unpacked on a CPU. Models with recurrent layers, and with layers that
+            attend to images, have none.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
             and of two small pictures. A cache of 8 bits is compared less strictly, with the text.
     """
@@ -113,12 +117,18 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     attention: str = "auto"
     cuda_graphs: bool = True
     overlap_steps: bool = True
+    compile: bool = False
     self_check: bool = True
 
     @property
     def states_cache(self) -> bool:
         """Whether the size of the cache is stated."""
         return self.cache_tokens is not None or self.cache_gib is not None
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether weights may be packed while sequences are served; code would be compiled anew."""
+        return self.packed_weights and not self.compile
 
     @property
     def has_int8_cache(self) -> bool:

@@ -26,6 +26,30 @@ IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then bui
 LAYER_ATTRIBUTE = "vlmkit_layer"
 
 
+def attend_step(
+    layer: "Layer",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    parameters: AttentionParameters,
+) -> torch.Tensor:
+    """Let the backend store the new keys and values ``[1, kv_heads, tokens, head]``, and attend.
+
+    Returns:
+        ``[tokens, heads, value_head]``.
+    """
+    context, step = layer.context, layer.context.step
+    if step is None:
+        raise RuntimeError("attention was called outside a step")
+    query, key, value = query[0], key[0], value[0]
+    if layer.index not in context.layers:
+        context.layers[layer.index] = _needs(query, key, value, parameters)
+    pools = context.cache.pools(layer.index, key, value)
+    plan = step.plan_of(parameters.kind)
+    call = AttentionCall(query, key, value, pools, parameters, step.tokens, plan)
+    return context.backend.attend(call)
+
+
 @dataclass(slots=True)
 class AttentionContext:
     """The state of one engine that its attention layers share.
@@ -36,6 +60,7 @@ class AttentionContext:
         step: the current forward pass.
         layers: the layers that were computed so far, by index.
         kinds: of these layers.
+        attend_step: :func:`attend_step`, or a function that calls it.
     """
 
     cache: KVCache
@@ -43,6 +68,7 @@ class AttentionContext:
     step: Step | None = None
     layers: dict[int, LayerNeeds] = field(default_factory=dict)
     kinds: set[LayerKind] = field(default_factory=set)
+    attend_step: Callable[..., torch.Tensor] = attend_step
 
 
 CrossAttentionFunction = Callable[
@@ -121,37 +147,13 @@ class PagedAttention(AttentionFunction):
         kind = layer.kind_with(options.window)
         parameters = AttentionParameters(layer.index, kind, *scores)
         if query.shape[0] == 1:
-            return _attend_step(layer, query, key, value, parameters)[None]
+            return layer.context.attend_step(layer, query, key, value, parameters)[None]
         # One token of each sequence in a column, as recurrent layers expect.
         query, key, value = (rows.transpose(0, 2) for rows in states)
-        return _attend_step(layer, query, key, value, parameters)[:, None]
+        return layer.context.attend_step(layer, query, key, value, parameters)[:, None]
 
 
 attend = PagedAttention()
-
-
-def _attend_step(
-    layer: Layer,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    parameters: AttentionParameters,
-) -> torch.Tensor:
-    """Let the backend store the new keys and values ``[1, kv_heads, tokens, head]``, and attend.
-
-    Returns:
-        ``[tokens, heads, value_head]``.
-    """
-    context, step = layer.context, layer.context.step
-    if step is None:
-        raise RuntimeError("attention was called outside a step")
-    query, key, value = query[0], key[0], value[0]
-    if layer.index not in context.layers:
-        context.layers[layer.index] = _needs(query, key, value, parameters)
-    pools = context.cache.pools(layer.index, key, value)
-    plan = step.plan_of(parameters.kind)
-    call = AttentionCall(query, key, value, pools, parameters, step.tokens, plan)
-    return context.backend.attend(call)
 
 
 def _needs(

@@ -88,7 +88,7 @@ def settings_to_measure(settings: EngineSettings, device: torch.device) -> Engin
     """Return the settings of the engine that is measured: with a small cache, without graphs."""
     planned = hardware.cache_bytes(device, settings.memory_fraction)
     return msgspec.structs.replace(
-        settings, cache_gib=max(1, planned * SMALL_CACHE) / GIB, cuda_graphs=False
+        settings, cache_gib=max(1, planned * SMALL_CACHE) / GIB, cuda_graphs=False, compile=False
     )
 
 

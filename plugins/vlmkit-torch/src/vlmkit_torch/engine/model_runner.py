@@ -17,6 +17,7 @@ from vlmkit_torch.cache.recurrent_states import RecurrentStates
 from vlmkit_torch.cross_attention.layers import CrossAttentionLayers
 from vlmkit_torch.devices import hardware
 from vlmkit_torch.engine.batch import Batch, Batcher, NextTokens, PromptState
+from vlmkit_torch.engine.compiled_steps import CompiledDecoder
 from vlmkit_torch.engine.cuda_graphs import CudaGraphs
 from vlmkit_torch.engine.non_finite import NonFiniteTracker
 from vlmkit_torch.engine.packing import Packing
@@ -42,6 +43,7 @@ class ModelRunner:
         recurrent: states of recurrent layers; None for other models.
         non_finite: marks sequences with values that are not finite; None if no prefix is shared.
         static_steps: of decodes, which are repeated as CUDA graphs; None if they must not be.
+        compiled: the decoder for decode steps; None if they are not compiled.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ModelRunner:
         recurrent: RecurrentStates | None,
         non_finite: NonFiniteTracker | None,
         static_steps: StaticSteps | None = None,
+        compiled: CompiledDecoder | None = None,
     ) -> None:
         self.states: dict[SequenceView, PromptState] = {}
         self._views = views
@@ -64,6 +67,7 @@ class ModelRunner:
         self._non_finite = non_finite
         self._step_size = StepSize(context.cache.device)
         self._packing: Packing | None = None
+        self._compiled = compiled
         self.graphs: CudaGraphs | None = None
         if static_steps is not None:
             self.graphs = CudaGraphs(context.cache.device, static_steps, self._decode)
@@ -137,7 +141,7 @@ class ModelRunner:
         if self.recurrent is not None:
             self.recurrent.clear()
         self.states.clear()
-        self._packing = None
+        self._packing = self._compiled = None
         if self.graphs is not None:
             self.graphs.clear()
 
@@ -180,8 +184,8 @@ class ModelRunner:
         self, items: list[WorkItem], next_tokens: NextTokens | None
     ) -> tuple[torch.Tensor, Batch]:
         """Return the last hidden states of all tokens of a pass, and how it was laid out."""
-        graphs = self.graphs
-        if graphs is not None and all(map(_is_decode, items)) and graphs.may_compute(items):
+        graphs, is_decode = self.graphs, all(map(_is_decode, items))
+        if graphs is not None and is_decode and graphs.may_compute(items):
             num_axes = max(self.states[item.sequence].layout.num_axes for item in items)
             if (static := graphs.steps.step_for(items, num_axes)) is not None:
                 layout = (items, self.states, static, next_tokens)
@@ -190,31 +194,38 @@ class ModelRunner:
         owners, starts = [item.sequence for item in items], [item.start for item in items]
         if self.recurrent is not None:
             self.recurrent.load(owners, starts)
-        hidden = self._decode(batch, in_column=self.recurrent is not None and len(items) > 1)
+        in_column = self.recurrent is not None and len(items) > 1
+        hidden = self._decode(batch, in_column=in_column, is_decode=is_decode)
         if batch.cross_attention is not None:
             batch.cross_attention.finish()
         if self.recurrent is not None:
             self.recurrent.save(owners, starts, [item.stop for item in items])
         return hidden, batch
 
-    def _decode(self, batch: Batch, *, in_column: bool = False) -> torch.Tensor:
+    def _decode(
+        self, batch: Batch, *, in_column: bool = False, is_decode: bool = True
+    ) -> torch.Tensor:
         """Return the decoder's hidden states.
 
         Args:
             batch: of the pass.
             in_column: whether to pass one token of each sequence as ``[batch, 1]``.
+            is_decode: whether it has decodes alone.
         """
-        arguments = batch.arguments()
+        arguments = dict(batch.arguments())
         if in_column:  # positions with axes likewise
             arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
         self._context.step = batch.step
         if self._cross_attention is not None:
             self._cross_attention.step = batch.cross_attention
         cache = None if self.recurrent is None else self.recurrent.cache
+        arguments |= {"attention_mask": None, "past_key_values": cache, "use_cache": False}
         try:
-            hidden: torch.Tensor = self._views.decoder(
-                **arguments, attention_mask=None, past_key_values=cache, use_cache=False
-            ).last_hidden_state
+            if is_decode and self._compiled is not None:
+                output = self._compiled(arguments)
+            else:
+                output = self._views.decoder(**arguments)
+            hidden: torch.Tensor = output.last_hidden_state
         finally:
             self._context.step = None
             if self._cross_attention is not None:

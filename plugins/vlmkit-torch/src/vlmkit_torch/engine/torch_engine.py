@@ -40,6 +40,7 @@ from vlmkit_torch.devices.own_thread import in_own_thread
 from vlmkit_torch.engine import capacity, measured_memory, packing
 from vlmkit_torch.engine.batch import Batcher
 from vlmkit_torch.engine.cache_manager import CacheManager
+from vlmkit_torch.engine.compiled_steps import CompiledDecoder
 from vlmkit_torch.engine.model_runner import ModelRunner
 from vlmkit_torch.engine.static_steps import StaticSteps
 from vlmkit_torch.interfaces.torch_attention import AttentionNeeds
@@ -127,6 +128,9 @@ class TorchEngine:
         static_steps = None
         if settings.cuda_graphs and device.type == "cuda" and recurrent is None and spec is None:
             static_steps = StaticSteps(self._limits, block_tokens, device, context.backend)
+        compiled = None
+        if settings.compile and recurrent is None and spec is None:
+            compiled = CompiledDecoder(views.decoder, context)
         self._runner = ModelRunner(
             views,
             Batcher(pool, self._reader, context, non_finite, images),
@@ -135,6 +139,7 @@ class TorchEngine:
             recurrent=recurrent,
             non_finite=non_finite if shares else None,
             static_steps=static_steps,
+            compiled=compiled,
         )
         self._graphs = self._runner.graphs
 
@@ -381,6 +386,7 @@ class TorchEngine:
             cache_dtype="auto",
             cache_tokens=max(2, num_blocks) * settings.block_tokens,
             cache_gib=None,
+            compile=False,
         )
         engine = TorchEngine(loaded, self._views, small, choice)
         try:
@@ -438,7 +444,7 @@ def _checked_engine(
         with exact_activations(loaded.model):
             engine.check_text(expected)
         selfcheck_records.write(note)
-    if settings.packed_weights and packing.is_faster(loaded.device, loaded.dtype):
+    if settings.packs_weights and packing.is_faster(loaded.device, loaded.dtype):
         engine.enable_packing(files)
     return engine
 
