@@ -43,7 +43,8 @@ class CompiledDecoder:
         self._decoder = decoder
         self._num_compiling_steps = 0
         self._backend: Callable[..., Any] | None = None
-        context.attend_step = torch.compiler.disable(context.attend_step)
+        own: Any = torch.compiler.disable(context.attend_step)  # type: ignore[no-untyped-call]
+        context.attend_step = own
         self._compiled = torch.compile(decoder, dynamic=True, backend=self._compile)
 
     def __call__(self, arguments: Mapping[str, Any]) -> Any:
