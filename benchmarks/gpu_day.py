@@ -3,20 +3,24 @@
 It compares answers of ten tiny families with transformers, for each attention backend, with and
 without CUDA graphs. Then it times random weights in the shape of an 8B model, beside the time that
 reading weights and cache takes on this device, without and with overlapped steps, and beside
-``generate_batch`` of transformers. It also fills the cache that the measured memory leaves.
+``generate_batch`` of transformers, and vLLM where it is installed. It also times images, and
+fills the cache that the measured memory leaves.
 ``--size tiny --device cpu`` tries the script itself; its figures say nothing about a GPU.
 """
 
 import argparse
+import gc
 import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import image_shapes
+import numpy as np
 import shapes
 import tables
 import torch
@@ -53,7 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 64, "sliding_window": 64, **LOCAL_EXPERTS},
     "phi3": {},
 }
-PARTS = ("parity", "memory", "decodes", "overlap", "growth", "peers")
+PARTS = ("parity", "images", "memory", "decodes", "overlap", "growth", "peers")
 BACKENDS = ("sdpa", "triton", "varlen")
 PROMPT_TOKENS = (40, 129, 300)
 ANSWER_TOKENS = 12
@@ -70,6 +74,10 @@ LOADS: dict[str, dict[str, list[int]]] = {
     "tiny": {"1 of 40": [40], "8 of 40": [40] * 8, "4 from 10 to 300": [10, 20, 40, 300]},
 }
 PREFILLS = {"8b": (2_000, 16_000), "tiny": (100,)}
+IMAGES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "8b": ("qwen2.5-vl-3b", (1, 4, 8)),
+    "tiny": ("smolvlm-small", (1, 2)),
+}
 SHAPE_OF = {"8b": "8b", "tiny": "small"}
 
 
@@ -427,34 +435,127 @@ def growth(folder: Path, device: str, size: str, num_steps: int) -> None:
     print(f"\n{num_steps} steps of one sequence: {(after - before) / 2**20:.2f} MiB more memory")
 
 
-def peers(folder: Path, device: str, size: str, num_tokens: int) -> None:
-    """Print tokens/s of whole answers, ours and those of transformers' ``generate_batch``."""
+def images(folder: Path, device: str, size: str, num_tokens: int) -> None:
+    """Print the time to encode batches of images, and of answers about new and repeated ones."""
+    shape, batches = IMAGES[size]
+    with torch.device(device):
+        saved = image_shapes.save(shape, folder, "bfloat16")
+    edge, rows = image_shapes.IMAGE_SHAPES[shape].edge, []
+    settings = engine_settings(device, size)
+    with vlmkit.load(str(saved), engine={"use": "torch", **settings}) as model:
+        asked = [question(model, edge, seed, num_tokens) for seed in range(3 * max(batches))]
+        slots = [model.runner._tokenizer.prompt(each.messages).media for each in asked]
+        encode = model.runner._encoder.encode
+        for num in batches:
+            batch = [slot for own in slots[:num] for slot in own]
+            times = [timed(device, lambda b=batch: encode(b)) for _ in range(5)]
+            num_rows = sum(slot.num_features for slot in batch)
+            cells = image_cells(statistics.median(times[1:]), num, num_rows)
+            rows.append([f"encoding {num}", *cells])
+        for number, num in enumerate(batches):
+            own = asked[number * max(batches) :][:num]
+            for name in ("new", "repeated"):
+                taken = timed(device, lambda r=own: answer_all(model, r))
+                rows.append([f"answers about {num} {name}", *image_cells(taken, num, 0)])
+    print(f"\nimages of {edge} x {edge}, {shape}; answers of {num_tokens} tokens")
+    print(tables.markdown(["load", "ms", "images/s", "rows/s"], rows))
+
+
+def question(model: Any, edge: int, seed: int, num_tokens: int) -> Any:
+    """Return a request about an image of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (edge, edge, 3), dtype=np.uint8)
+    fields = {"max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True}
+    return model.request("What is it?", images=[pixels], **fields)
+
+
+def answer_all(model: Any, requests: Sequence[Any]) -> None:
+    """Answer requests that are submitted together."""
+    for stream in [model.submit(request) for request in requests]:
+        stream.result()
+
+
+def image_cells(seconds: float, num_images: int, num_rows: int) -> list[str]:
+    """Return the cells of a load."""
+    rate = f"{num_rows / seconds:.4g}" if num_rows else ""
+    return [f"{1000 * seconds:.4g}", f"{num_images / seconds:.3g}", rate]
+
+
+def our_seconds(
+    folder: Path, device: str, size: str, loads: Mapping[str, Sequence[int]], num_tokens: int
+) -> dict[str, float]:
+    """Return the seconds of each load in this plugin's engine."""
+    with loaded(folder, **engine_settings(device, size)) as engine:
+        return {
+            name: timed(device, lambda own=lengths: decode_all(engine, own, num_tokens))
+            for name, lengths in loads.items()
+        }
+
+
+def seconds_of_transformers(
+    folder: Path, device: str, loads: Mapping[str, Sequence[int]], num_tokens: int
+) -> dict[str, float]:
+    """Return the seconds of each load in ``generate_batch``."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    loads = {name: lengths for name, lengths in LOADS[size].items() if len(lengths) in {1, 8, 64}}
-    ours, theirs = {}, {}
-    with loaded(folder, **engine_settings(device, size)) as engine:
-        for name, lengths in loads.items():
-            ours[name] = timed(device, lambda: decode_all(engine, lengths, num_tokens))  # noqa: B023
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     config = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
-    for name, lengths in loads.items():
-        ids = [list(prompt_of(length, seed).token_ids) for seed, length in enumerate(lengths)]
+    return {
+        name: timed(device, lambda own=lengths: model.generate_batch(ids_of(own), config))
+        for name, lengths in loads.items()
+    }
+
+
+def seconds_of_vllm(
+    folder: Path, device: str, loads: Mapping[str, Sequence[int]], num_tokens: int
+) -> dict[str, float]:
+    """Return the seconds of each load in vLLM, after one that warms it up."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model=str(folder), dtype="bfloat16", enable_prefix_caching=False)
+    params = SamplingParams(
+        max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+    )
+
+    def generate(lengths: Sequence[int]) -> None:
+        prompts = [{"prompt_token_ids": ids} for ids in ids_of(lengths)]
+        engine.generate(prompts, params, use_tqdm=False)
+
+    generate([16])
+    return {
+        name: timed(device, lambda own=lengths: generate(own)) for name, lengths in loads.items()
+    }
+
+
+def ids_of(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the tokens of prompts of some lengths."""
+    return [list(prompt_of(length, seed).token_ids) for seed, length in enumerate(lengths)]
+
+
+PEERS = {"generate_batch": seconds_of_transformers, "vLLM": seconds_of_vllm}
+
+
+def peers(
+    folder: Path, device: str, size: str, num_tokens: int, names: Sequence[str] = tuple(PEERS)
+) -> None:
+    """Print tokens/s of whole answers, ours and those of other engines on this machine."""
+    loads = {name: lengths for name, lengths in LOADS[size].items() if len(lengths) in {1, 8, 64}}
+    found = {"vlmkit-torch": our_seconds(folder, device, size, loads, num_tokens)}
+    for name in names:
         try:
-            theirs[name] = timed(device, lambda: model.generate_batch(ids, config))  # noqa: B023
-        except Exception as error:  # noqa: BLE001 - a peer that fails is a line of the table
-            print(f"generate_batch fails: {type(error).__name__}: {str(error)[:200]}")
-            theirs[name] = float("nan")
+            found[name] = PEERS[name](folder, device, loads, num_tokens)
+        except ModuleNotFoundError as error:
+            print(f"{name} is not installed: {error}")
+        except Exception as error:  # noqa: BLE001 - a peer that fails is a line of the output
+            print(f"{name} fails: {type(error).__name__}: {str(error)[:200]}")
+        gc.collect()
+        if device != "cpu":
+            torch.cuda.empty_cache()
     rows = [
-        [
-            name,
-            *(f"{len(lengths) * num_tokens / each[name]:.4g}" for each in (ours, theirs)),
-            f"{theirs[name] / ours[name]:.2f}",
-        ]
+        [name, *(f"{len(lengths) * num_tokens / each[name]:.4g}" for each in found.values())]
         for name, lengths in loads.items()
     ]
     print(f"\nprompts and answers of {num_tokens} tokens, tokens/s of answers")
-    print(tables.markdown(["load", "vlmkit-torch", "generate_batch", "ratio"], rows))
+    print(tables.markdown(["load", *found], rows))
 
 
 def decode_all(engine: Any, lengths: Sequence[int], num_tokens: int) -> None:
@@ -475,6 +576,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer beside peers")
     parser.add_argument("--growth-steps", type=int, default=2000)
     parser.add_argument("--parts", nargs="+", default=list(PARTS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
@@ -487,7 +589,9 @@ def main() -> None:
         folder = Path(made)
         if "parity" in options.parts:
             parity(folder / "families", device, options.families)
-        if set(PARTS[1:]) & set(options.parts):
+        if "images" in options.parts:
+            images(folder / "images", device, size, options.tokens)
+        if set(PARTS[2:]) & set(options.parts):
             with torch.device(device):
                 large = shapes.save(SHAPE_OF[size], folder / "large", "bfloat16")
         if "memory" in options.parts:
@@ -499,7 +603,7 @@ def main() -> None:
         if "growth" in options.parts:
             growth(large, device, size, options.growth_steps)
         if "peers" in options.parts:
-            peers(large, device, size, options.tokens)
+            peers(large, device, size, options.tokens, options.peers)
 
 
 if __name__ == "__main__":
