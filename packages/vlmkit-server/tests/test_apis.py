@@ -105,7 +105,8 @@ class TestMessagesApi(ApiContract):
         if "event-stream" in received.headers["content-type"]:
             deltas = [event.get("delta", {}) for event in events(received)]
             return "".join(delta.get("text", "") for delta in deltas)
-        return msgspec.json.decode(received.body)["content"][0]["text"]
+        blocks = msgspec.json.decode(received.body)["content"]
+        return "".join(block.get("text", "") for block in blocks)
 
 
 class TestResponsesApi(ApiContract):
@@ -128,7 +129,9 @@ class TestResponsesApi(ApiContract):
         if "event-stream" in received.headers["content-type"]:
             wanted = "response.output_text.delta"
             return "".join(each["delta"] for each in events(received) if each["type"] == wanted)
-        return msgspec.json.decode(received.body)["output"][0]["content"][0]["text"]
+        items = msgspec.json.decode(received.body)["output"]
+        said = [part for item in items if item["type"] == "message" for part in item["content"]]
+        return "".join(part["text"] for part in said)
 
 
 class Copy(ChatApi):

@@ -5,12 +5,15 @@ byte-level BPE without images as Qwen 3, and templates without roles of answers 
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_side.tokenizer import HfTokenizer
 from vlmkit_testing import TokenizerContract
 
@@ -56,6 +59,19 @@ class Contract(TokenizerContract):
         return found
 
 
+def copied(folder: Path, parent: Path) -> Path:
+    """Return a copy of a checkpoint's files."""
+    return shutil.copytree(folder, parent / folder.name)
+
+
+def change(file: Path, changed: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON object in a file, if there is one."""
+    if file.exists():
+        content = json.loads(file.read_text())
+        changed(content)
+        file.write_text(json.dumps(content))
+
+
 class TestQwen2Vl(Contract):
     name = "qwen2_vl"
 
@@ -65,8 +81,17 @@ class TestIdefics3(Contract):
 
 
 class TestMistral3(Contract):
+    """Only its tokenizer names the end token; some checkpoints state it nowhere else."""
+
     marks_answers = False
     name = "mistral3"
+
+    @pytest.fixture(autouse=True)
+    def without_stated_end(self, load: None, tmp_path: Path) -> None:
+        self.folder = copied(self.folder, tmp_path)
+        for name in ("config.json", "generation_config.json"):
+            change(self.folder / name, lambda content: content.pop("eos_token_id", None))
+        self.tokenizer = HfTokenizer(Checkpoint("mistral3", self.folder), HfTokenizerSettings())
 
 
 @pytest.mark.slow
@@ -115,6 +140,31 @@ class TestQwen3(Contract):
 
     def reasoning_marks(self) -> tuple[list[int], list[int]]:
         return [self.id_of("<think>")], [self.id_of("</think>")]
+
+
+class TestSpelledReasoning(TestQwen3):
+    """The marks of reasoning are no tokens of their own; the template alone knows them."""
+
+    @pytest.fixture(autouse=True)
+    def without_marks(self, load: None, tmp_path: Path) -> None:
+        self.folder = copied(self.folder, tmp_path)
+
+        def changed(content: dict[str, Any]) -> None:
+            tokens = content["added_tokens"]
+            content["added_tokens"] = [t for t in tokens if "think" not in t["content"]]
+
+        def configured(content: dict[str, Any]) -> None:
+            tokens = content.get("added_tokens_decoder", {})
+            content["added_tokens_decoder"] = {
+                number: token for number, token in tokens.items() if "think" not in token["content"]
+            }
+
+        change(self.folder / "tokenizer.json", changed)
+        change(self.folder / "tokenizer_config.json", configured)
+        self.tokenizer = HfTokenizer(Checkpoint("qwen3", self.folder), HfTokenizerSettings())
+
+    def reasoning_marks(self) -> tuple[list[int], list[int]]:
+        return self.tokenizer.encode("<think>"), self.tokenizer.encode("</think>")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from honest.api import ASK, LIST, Question, ToyAnswer, ToyApi, ToyError, ToyLines
+from honest.api import ASK, LIST, Question, ToyAnswer, ToyApi, ToyError, ToyLines, ToyModels
 from litestar.response.base import ASGIResponse
 
 from broken.broken import Broken, Table
@@ -216,6 +216,81 @@ class DropsWhiteSpace(ToyApi):
     lines = Lines
 
 
+class StatesAnotherAnswer(ChangedRoute):
+    changes = {"answer": ToyModels}  # noqa: RUF012 - read only
+
+
+class NeedsACode(ToyApi):
+    def write_error(self, fault: Any, _status: int, _scope: Any) -> bytes:
+        return msgspec.json.encode(ToyError(f"{fault.message}{fault.code[:0]}"))
+
+
+class NamesFieldsOfTheRunner(ToyApi):
+    def write_error(self, fault: Any, _status: int, _scope: Any) -> bytes:
+        return msgspec.json.encode(ToyError(f"messages: {fault.message}"))
+
+
+class AsciiLines(ToyLines):
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        return super().chunks(chunks).decode().encode("ascii", "ignore")
+
+
+class StreamsAscii(ToyApi):
+    lines = AsciiLines
+
+
+class FirstChunks(ToyLines):
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        return super().chunks(list(chunks)[:1])
+
+
+class SendsTheFirstOfTheChunks(ToyApi):
+    lines = FirstChunks
+
+
+class FirstDeltas(ToyLines):
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        first = (replace_deltas(chunk) for chunk in chunks)
+        return super().chunks(first)
+
+
+def replace_deltas(chunk: Chunk) -> Chunk:
+    return msgspec.structs.replace(chunk, deltas=chunk.deltas[:1])
+
+
+class SendsTheFirstOfTheDeltas(ToyApi):
+    lines = FirstDeltas
+
+
+class LinesThatNeedText(ToyLines):
+    has_text = False
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        lots = list(chunks)
+        self.has_text = self.has_text or any(chunk.text for chunk in lots)
+        return super().chunks(lots)
+
+    def closing(self, usage: Any) -> bytes:
+        if not self.has_text:
+            raise KeyError("text")
+        return super().closing(usage)
+
+
+class NeedsText(ToyApi):
+    lines = LinesThatNeedText
+
+
+class AllLines(ToyLines):
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        deltas = (delta for chunk in chunks for delta in chunk.deltas)
+        texts = (delta.text for delta in deltas if not isinstance(delta, ToolCallDelta))
+        return b"".join(msgspec.json.encode(text) + b"\n" for text in texts)
+
+
+class StreamsReasoningAsText(ToyApi):
+    lines = AllLines
+
+
 class OnApi(ApiContract):
     def __init__(self, kind: type[ToyApi]) -> None:
         self._kind = kind
@@ -338,6 +413,45 @@ TABLE = Table(
             "A disconnect aborts the answer.",
             "a_client_that_disconnects_aborts_its_answer",
             raises=(TimeoutError, AttributeError),
+        ),
+        Broken(
+            StatesAnotherAnswer,
+            "A response has the type that its route states.",
+            "each_response_has_the_type_of_its_route",
+            raises=(msgspec.ValidationError,),
+        ),
+        Broken(
+            NeedsACode,
+            "An error may have no code.",
+            "it_encodes_any_error_of_the_server",
+            raises=(TypeError,),
+        ),
+        Broken(
+            NamesFieldsOfTheRunner,
+            "An error names the field as the client does.",
+            "an_error_of_the_runner_is_a_response",
+        ),
+        Broken(
+            StreamsAscii,
+            "A text may have any characters.",
+            "any_text_stays_as_it_is",
+            raises=(msgspec.DecodeError,),
+        ),
+        Broken(
+            SendsTheFirstOfTheChunks,
+            "Several chunks may come at once.",
+            "a_text_may_come_in_any_pieces",
+        ),
+        Broken(
+            SendsTheFirstOfTheDeltas,
+            "A chunk may have several deltas.",
+            "a_text_may_come_in_any_pieces",
+        ),
+        Broken(NeedsText, "An answer may have no text.", "an_answer_may_have_no_text"),
+        Broken(
+            StreamsReasoningAsText,
+            "Reasoning is no part of the text.",
+            "reasoning_is_no_part_of_the_text",
         ),
     ),
 )

@@ -101,6 +101,10 @@ class PrintsPythonInsteadOfJson(Count):
     replaced = (('json.dumps({"letters": len(word)})', '{"letters": len(word)}'),)
 
 
+class PrintsNan(Count):
+    replaced = ((ECHOED, 'click.echo(json.dumps({"mean": float("nan")}))'),)
+
+
 class OnCommand(CommandContract):
     name = "count"
 
@@ -178,5 +182,10 @@ TABLE = Table(
         ),
         Broken(PrintsBeforeJson, "--json writes one document and nothing else.", "json_stays_json"),
         Broken(PrintsPythonInsteadOfJson, "--json writes JSON.", "json_stays_json"),
+        Broken(
+            PrintsNan,
+            "--json writes JSON, which has no NaN.",
+            "json_stays_json",
+        ),
     ),
 )

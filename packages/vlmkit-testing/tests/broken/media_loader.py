@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence as Seq
 from typing import Any, ClassVar
 
+import msgspec
 from honest.media_loader import (
     MAGIC,
     Heard,
@@ -362,6 +363,56 @@ class ChecksCancellationOnce(SlowSheetLoader):
         return SheetLoader.parts(self, sheets, data, bounds)
 
 
+class StopsAfterBrokenFiles(SheetLoader):
+    num_broken = 0
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
+        if self.num_broken > 2:
+            raise MediaError("there were too many broken files")
+        try:
+            return super().load(data, bounds)
+        except MediaError:
+            self.num_broken += 1
+            raise
+
+
+class KeepsTheNewestBounds(SheetLoader):
+    """Lets other threads run in between, as a large file would."""
+
+    bounds = PipelineSettings()
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
+        self.bounds = bounds
+        time.sleep(0.0002)
+        return super().load(data, self.bounds)
+
+
+class CountsNoImagesOfPages(SheetLoader):
+    def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
+        one = len(pages) > 1
+        most = msgspec.structs.replace(bounds, max_images=99) if one else bounds
+        return super().load_pages(data, pages, most)
+
+
+class SelectsTheEnds(SheetLoader):
+    def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
+        ends = Pages((pages.runs[0], *pages.runs[1:][-1:]))
+        return super().load_pages(data, ends, bounds)
+
+
+class RecognisesNothingForRequests(SlowSheetLoader):
+    page_s = 0.0
+    is_for_request = False
+
+    def for_request(self, cancellation: Cancellation) -> "SlowSheetLoader":
+        made = type(self)(cancellation)
+        made.is_for_request = True
+        return made
+
+    def recognises(self, data: bytes) -> bool:
+        return not self.is_for_request and super().recognises(data)
+
+
 class OnLoader(MediaLoaderContract):
     def __init__(self, kind: type[SheetLoader]) -> None:
         self._kind = kind
@@ -607,6 +658,32 @@ TABLE = Table(
             NumbersChosenPagesFromOne,
             "A page keeps its number in the file, whatever pages are chosen.",
             "a_page_that_is_an_image_says_which_it_is",
+        ),
+        Broken(
+            StopsAfterBrokenFiles,
+            "A broken file does not change how later ones are opened.",
+            "a_refused_file_harms_no_other",
+        ),
+        Broken(
+            KeepsTheNewestBounds,
+            "A file is opened within the bounds of its own request.",
+            "a_refused_file_harms_no_other",
+        ),
+        Broken(
+            CountsNoImagesOfPages,
+            "Several selected pages are within the bounds, too.",
+            "no_bound_is_exceeded",
+        ),
+        Broken(
+            SelectsTheEnds,
+            "Any selection of pages may be chosen.",
+            "chosen_pages_are_those_of_the_whole_file",
+        ),
+        Broken(
+            RecognisesNothingForRequests,
+            "A loader for a request opens the same formats.",
+            "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
+            honest=SlowSheetLoader,
         ),
     ),
 )

@@ -302,6 +302,40 @@ class ListsItsFolderOnce(Store):
         return self.found
 
 
+class KeepsTheRevision(Store):
+    revision: str | None = None
+
+    def build(self, context: BuildContext) -> Checkpoint:
+        self.revision = context.revision or self.revision
+        made = super().build(dataclasses.replace(context, revision=self.revision))
+        return dataclasses.replace(made, revision=context.revision)
+
+
+class ListsOnce(Store):
+    listed: Iterator[str] | None = None
+
+    def list_models(self) -> Iterable[str]:
+        self.listed = self.listed or iter(super().list_models())
+        return self.listed
+
+
+class AcceptsEverythingOnceUsed(Store):
+    is_used = False
+
+    def build(self, context: BuildContext) -> Checkpoint:
+        self.is_used = True
+        return super().build(context)
+
+    def cannot_serve(self, reference: str) -> str | None:
+        return None if self.is_used else super().cannot_serve(reference)
+
+
+class RefusesInTwoLines(Store):
+    def cannot_serve(self, reference: str) -> str | None:
+        reason = super().cannot_serve(reference)
+        return reason and f"{reason}\n{reason}"
+
+
 class OnReader(ModelContract):
     name = "store"
 
@@ -493,5 +527,17 @@ TABLE = Table(
             "The description of a provider is one line.",
             "it_has_a_description",
         ),
+        Broken(
+            KeepsTheRevision,
+            "Without a revision, a model is the newest, whatever was built before.",
+            REVISION,
+        ),
+        Broken(ListsOnce, "list_models() may be called again.", LISTS),
+        Broken(
+            AcceptsEverythingOnceUsed,
+            "cannot_serve refuses references of other sources at any time.",
+            REFUSES,
+        ),
+        Broken(RefusesInTwoLines, "The reason of a refusal is one line.", REFUSES),
     ),
 )

@@ -255,6 +255,70 @@ class FailsOnASecondClose(Tally):
         self.sending.release()
 
 
+class NamesRequestsById(Tally):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[str, HttpRequest] = {}
+
+    def began(self, request: HttpRequest) -> str:
+        self.open[request.id] = request
+        return super().began(request)
+
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        self.open.pop(request.id)
+        super().ended(request, end)
+
+
+class CountsOneOfEachId(NamesRequestsById):
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        if self.open.pop(request.id, None) is not None:
+            Tally.ended(self, request, end)
+
+
+class TracesTheFirstRequest(Tally):
+    is_first = True
+
+    def began(self, request: HttpRequest) -> str:
+        trace = super().began(request) if self.is_first else ""
+        self.is_first = False
+        return trace
+
+
+class KeepsAThread(Tally):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+        threading.Thread(target=self.is_over.wait, args=(9,), daemon=True).start()
+
+
+class NamesAllModelsByTheFirst(Tally):
+    first = ""
+
+    def observer(self, model: str) -> Observer | None:
+        self.first = self.first or model
+        return super().observer(self.first)
+
+
+class KeepsLostRequests(Tally):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: list[HttpRequest] = []
+
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        super().ended(request, end)
+        if end.status == 499:
+            self.lost.append(request)
+
+
+class KeepsDelays(Tally):
+    def __init__(self) -> None:
+        super().__init__()
+        self.delays_s: list[float] = []
+
+    def lagged(self, lag_s: float) -> None:
+        self.delays_s.append(lag_s)
+
+
 class OnMonitor(MonitorContract):
     close_s = 0.5
 
@@ -413,6 +477,36 @@ TABLE = Table(
             "Methods may be called after close().",
             "closing_twice_is_harmless",
             raises=(RuntimeError,),
+        ),
+        Broken(
+            CountsOneOfEachId,
+            "Two requests with one id are both counted.",
+            "requests_with_one_id_do_not_mix",
+        ),
+        Broken(
+            TracesTheFirstRequest,
+            "Each request continues the trace of its client.",
+            "a_trace_goes_on",
+        ),
+        Broken(
+            KeepsAThread,
+            "close() ends the threads of a monitor.",
+            "nothing_goes_on_when_it_is_closed",
+        ),
+        Broken(
+            NamesAllModelsByTheFirst,
+            "An observer is one of its model.",
+            "models_are_counted_apart",
+        ),
+        Broken(
+            KeepsLostRequests,
+            "A request is not referenced after its end, whatever its status.",
+            "a_finished_request_is_released",
+        ),
+        Broken(
+            KeepsDelays,
+            "No number is kept for each delay of the event loop.",
+            "memory_does_not_grow_with_the_delays",
         ),
     ),
 )

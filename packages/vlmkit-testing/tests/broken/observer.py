@@ -268,7 +268,16 @@ class CountsTokensByTheirIds(Counters):
             self._counts.update(f"num_of_{token_id}" for token_id in block.tokens)
 
 
+class KeepsAThread(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+        threading.Thread(target=self.is_over.wait, args=(9,), daemon=True).start()
+
+
 class OnObserver(ObserverContract):
+    close_s = 0.3
+
     def __init__(self, kind: type[Observer]) -> None:
         self._kind = kind
 
@@ -443,6 +452,11 @@ TABLE = Table(
             CountsTokensByTheirIds,
             "Tokens of cache blocks are no names of numbers.",
             "tokens_of_cache_blocks_stay_out_of_logs_and_numbers",
+        ),
+        Broken(
+            KeepsAThread,
+            "close() ends the threads of an observer.",
+            "nothing_goes_on_when_it_is_closed",
         ),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from honest.tool_source import TOOLS, WAIT_S, ToyTools
 
 from broken.broken import Broken, Table
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.settings.images import ImageLimits
 from vlmkit_testing import ToolSourceContract
 
@@ -248,6 +248,77 @@ class HidesItsCancellation(ToyTools):
         return await super().call(name, arguments, limits)
 
 
+class KeepsTheFirstLimits(ChangedCall):
+    limits: ImageLimits | None = None
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        self.limits = self.limits or limits
+        return await super().call(name, arguments, self.limits)
+
+
+class KeepsResults(ChangedCall):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: dict[str, Any] = {}
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        key = f"{name} {arguments}"
+        if key not in self.results:
+            self.results[key] = await super().call(name, arguments, limits)
+        return self.results[key]
+
+
+class SharesDescriptions(ToyTools):
+    def __init__(self) -> None:
+        super().__init__()
+        self.described: dict[str, asyncio.Task[Mapping[str, Any]]] = {}
+
+    async def describe(self, name: str) -> Mapping[str, Any]:
+        if name not in self.described:
+            self.described[name] = asyncio.ensure_future(self.fetched(name))
+        return await self.described[name]
+
+    async def fetched(self, name: str) -> Mapping[str, Any]:
+        await asyncio.sleep(0.001)
+        return await super().describe(name)
+
+
+class DescribesTheNewestTool(ToyTools):
+    newest = ""
+
+    async def describe(self, name: str) -> Mapping[str, Any]:
+        self.newest = name
+        await asyncio.sleep(0)
+        return await super().describe(self.newest)
+
+
+class ClosesOneAtATime(ToyTools):
+    async def aclose(self) -> None:
+        if self.beside is not None:
+            self.beside.cancel()
+            await asyncio.wait([self.beside])
+            assert self.beside is not None
+            self.beside = None
+
+
+class LeavesATaskOfLostCalls(ChangedCall):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: set[asyncio.Task[None]] = set()
+
+    async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
+        try:
+            return await super().call(name, arguments, limits)
+        except asyncio.CancelledError:
+            self.left.add(asyncio.ensure_future(self.run_beside()))
+            raise
+
+    async def aclose(self) -> None:
+        for task in self.left:
+            task.cancel()
+        await super().aclose()
+
+
 class OnTools(ToolSourceContract):
     max_call_s = 2.0
 
@@ -408,6 +479,37 @@ TABLE = Table(
             ContinuesAfterClosing,
             "aclose() ends running calls.",
             "closing_ends_running_calls",
+        ),
+        Broken(
+            KeepsTheFirstLimits,
+            "A call has its own limits for images.",
+            "no_image_exceeds_the_limits",
+            raises=(VlmkitError,),
+        ),
+        Broken(
+            KeepsResults,
+            "The images of a call are within its own limits.",
+            "no_image_exceeds_the_limits",
+        ),
+        Broken(
+            SharesDescriptions,
+            "A cancelled description harms no other.",
+            "tools_are_described_to_several_requests_at_once",
+        ),
+        Broken(
+            DescribesTheNewestTool,
+            "Methods run for several requests at once.",
+            "tools_are_described_to_several_requests_at_once",
+        ),
+        Broken(
+            LeavesATaskOfLostCalls,
+            "Nothing of a cancelled call goes on.",
+            "lost_calls_hold_nothing",
+        ),
+        Broken(
+            ClosesOneAtATime,
+            "A second aclose() does nothing, also while the first one runs.",
+            "closing_twice_is_harmless",
         ),
     ),
 )

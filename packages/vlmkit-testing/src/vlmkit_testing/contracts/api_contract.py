@@ -23,6 +23,7 @@ from vlmkit_testing.contracts.api_subject import (
     WORDS,
     ApiServer,
     Received,
+    Script,
     ScriptedRunner,
     Sent,
 )
@@ -30,6 +31,15 @@ from vlmkit_testing.contracts.api_subject import (
 PRIVATE = "kx7private"
 ABSENT = "no-such-model"
 ANSWER = "".join(WORDS)
+ODD_WORDS = (
+    '"quoted" \\n',
+    "żółć 日本 👍",
+    "\u2028\x7f",
+    "\r\n\t",
+    "<b>&amp;",
+    "\n\ndata: x\n\n",
+    "{}",
+)
 ENDS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 """How the last event of a stream ends, by media type: a client waits for it."""
 
@@ -62,7 +72,7 @@ class ApiContract:
         raise NotImplementedError
 
     def answer_of(self, received: Received) -> str:
-        """Return the text of the model in a whole response or a stream."""
+        """Return the text of the model in a whole response or a stream, without reasoning."""
         raise NotImplementedError
 
     # Routes
@@ -76,6 +86,8 @@ class ApiContract:
             assert isinstance(operation, Operation), f"{path} has no operation"
             assert operation.access in ("open", "key", *SCOPES), f"{path} has no scope"
             assert path.startswith("/")
+            if path == "/" and "GET" in handler.http_methods:
+                assert operation.access == "open", "the start page needs a key"
             assert (handler.fn.__doc__ or "").strip(), f"the handler of {path} has no docstring"
 
     def test_each_route_answers_its_request(self) -> None:
@@ -91,6 +103,24 @@ class ApiContract:
         paths = {path for path, _ in self._own_routes(ApiServer(api, ScriptedRunner()))}
         assert {path for path in paths if "{" not in path} <= seen
 
+    def test_each_response_has_the_type_of_its_route(self) -> None:
+        """OpenAPI describes it by that type."""
+        server = ApiServer(self.make(), ScriptedRunner())
+        operations = {
+            (path, method): handler.opt["operation"].of(method)
+            for path, handler in self._own_routes(server)
+            for method in handler.http_methods
+        }
+        for sent in self.requests():
+            operation = operations.get((sent.path.partition("?")[0], sent.method))
+            if operation is None:
+                continue
+            (received,) = ApiServer(self.make(), ScriptedRunner()).send(sent)
+            expected = operation.answer
+            if expected is not bytes and "json" in received.headers["content-type"]:
+                for line in received.body.splitlines() if _is_stream(received) else [received.body]:
+                    msgspec.json.decode(line, type=expected)
+
     def test_one_api_can_have_two_servers(self) -> None:
         """State belongs to the routes of one server."""
         api = self.make()
@@ -101,15 +131,16 @@ class ApiContract:
         assert first == second
 
     def test_it_encodes_any_error_of_the_server(self) -> None:
-        """An error may have no field, and none of the statuses is unexpected."""
+        """An error may have neither field nor code; its text may have any characters."""
         api = self.make()
         scope: Any = {"state": {"request_id": "req-1"}, "headers": [], "path": "/"}
         for status in (400, 401, 403, 404, 413, 429, 499, 500, 503):
             for param in (None, "messages[0].content"):
-                fault = Fault("it is wrong", "invalid_request_error", param, "a_code")
-                body = api.write_error(fault, status, scope)
-                msgspec.json.decode(body, type=api.error_type)
-                assert b"it is wrong" in body
+                for code, text in ((None, "it is wrong"), ("a_code", 'it is "wrong"\n\\ żółć')):
+                    fault = Fault(text, "invalid_request_error", param, code)
+                    body = api.write_error(fault, status, scope)
+                    msgspec.json.decode(body, type=api.error_type)
+                    assert text in _texts_of(msgspec.json.decode(body))
 
     # Answers
 
@@ -125,6 +156,39 @@ class ApiContract:
         assert received.status == 200, received.body
         assert self.answer_of(received) == f"hello {ANSWER}"
         assert len(received.pieces) >= len(WORDS)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_any_text_stays_as_it_is(self, stream: bool) -> None:
+        """Of the user and of the model, whatever the format of a response means by it."""
+        runner = ScriptedRunner(script=Script(words=ODD_WORDS))
+        sent = self._chat("".join(ODD_WORDS), stream=stream)
+        (received,) = ApiServer(self.make(), runner).send(sent)
+        assert received.status == 200, received.body
+        assert self.answer_of(received) == f"{''.join(ODD_WORDS)} {''.join(ODD_WORDS)}"
+
+    @pytest.mark.parametrize(("num_deltas", "num_chunks"), [(1, 3), (2, 1), (3, 2), (99, 1)])
+    def test_a_text_may_come_in_any_pieces(self, num_deltas: int, num_chunks: int) -> None:
+        """Several in a chunk, and several chunks at once: a slow client gets what has gathered."""
+        script = Script(num_deltas=num_deltas, num_chunks=num_chunks)
+        (received,) = self._responses(ScriptedRunner(script=script), stream=True)
+        assert self.answer_of(received) == f"hello {ANSWER}"
+
+    def test_an_answer_may_have_no_text(self) -> None:
+        """It ends like any other."""
+        for stream in (False, True):
+            runner = ScriptedRunner(script=Script(words=None))
+            (received,) = self._responses(runner, stream=stream)
+            assert received.status == 200, received.body
+            assert not stream or self.answer_of(received) == ""
+            assert b"the server failed" not in received.body
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_reasoning_is_no_part_of_the_text(self, stream: bool) -> None:
+        """A response has it elsewhere, or not at all."""
+        runner = ScriptedRunner(script=Script(thought="why |not"))
+        (received,) = self._responses(runner, stream=stream)
+        assert received.status == 200, received.body
+        assert self.answer_of(received) == f"hello {ANSWER}"
 
     def test_a_stream_has_the_media_type_of_its_route(self) -> None:
         """OpenAPI describes the stream by it, and clients read the stream by it."""
@@ -155,7 +219,9 @@ class ApiContract:
     def test_an_answer_shows_no_call_of_an_earlier_one(self, stream: bool) -> None:
         """Calls are often collected up to the end of an answer: each has its own."""
         api = self.make()
-        (first,) = self._responses(ScriptedRunner(calls=True), stream=stream, api=api)
+        (first,) = self._responses(
+            ScriptedRunner(script=Script(calls=True)), stream=stream, api=api
+        )
         (second,) = self._responses(ScriptedRunner(), stream=stream, api=api)
         assert first.status == second.status == 200
         assert CALLED.encode() not in second.body
@@ -197,7 +263,10 @@ class ApiContract:
         )
 
     def test_an_error_of_the_runner_is_a_response(self) -> None:
-        """With its status, in the API's own shape, if nothing was sent before."""
+        """With its status, in the API's own shape, if nothing was sent before.
+
+        It names fields as the client does.
+        """
         for error, status in (
             (RequestError("the prompt is wrong", param="messages"), 400),
             (EngineError("the engine failed"), 500),
@@ -207,10 +276,12 @@ class ApiContract:
                 (received,) = self._responses(ScriptedRunner(error), stream=stream, api=api)
                 assert received.status == status, received.body
                 msgspec.json.decode(received.body, type=api.error_type)
+                known = self._chat("hello", stream=stream).body or {}
+                assert b"messages" not in received.body or "messages" in known
 
     def test_an_error_within_a_stream_ends_it(self) -> None:
         """The last piece is the error, so that a client knows that the answer is incomplete."""
-        failing = ScriptedRunner(late_error=EngineError("the engine failed"))
+        failing = ScriptedRunner(script=Script(late_error=EngineError("the engine failed")))
         (received,) = self._responses(failing, stream=True)
         (whole,) = self._responses(ScriptedRunner(), stream=True)
         assert received.status == 200
@@ -238,7 +309,7 @@ class ApiContract:
 
     def test_a_client_that_disconnects_aborts_its_answer(self) -> None:
         """The engine must not compute an answer without a reader."""
-        runner = ScriptedRunner(holds=True)
+        runner = ScriptedRunner(script=Script(holds=True))
         sent = self._chat("hello", stream=True)
         ApiServer(self.make(), runner).send(sent, gone_after=1)
         assert [stream.is_aborted for stream in runner.streams] == [True]
@@ -284,6 +355,17 @@ class _NoApi:
     def routes(self, _host: Any) -> Seq[Any]:
         """Return no route."""
         return ()
+
+
+def _is_stream(received: Received) -> bool:
+    return received.headers["content-type"].startswith("application/x-ndjson")
+
+
+def _texts_of(value: Any) -> str:
+    """Return all texts of a JSON value, one after the other."""
+    if isinstance(value, dict | list):
+        return "".join(map(_texts_of, value.values() if isinstance(value, dict) else value))
+    return value if isinstance(value, str) else ""
 
 
 def _png_url() -> str:

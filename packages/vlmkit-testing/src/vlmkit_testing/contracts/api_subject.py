@@ -17,7 +17,7 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit.types.delta import TextDelta, ToolCallDelta, tool_calls_of
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, tool_calls_of
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -76,32 +76,30 @@ class Received:
 
 
 class ScriptedStream:
-    """Answers with the words of a script, one in each chunk.
+    """Answers with a script.
 
     Args:
-        words: the words.
-        error: is raised after the first word; None for a whole answer.
-        holds: whether the answer stops after the first word until it is aborted.
-        calls: whether the answer ends with the call of a tool.
+        script: what the answer has, and how it ends.
+        words: the text of the answer, in pieces.
+
+    Attributes:
+        is_aborted: whether the answer was aborted.
     """
 
     num_choices = 1
     prompt_token_ids = (1, 2, 3)
 
-    def __init__(
-        self, words: Seq[Any], error: VlmkitError | None, *, holds: bool, calls: bool = False
-    ) -> None:
+    def __init__(self, script: "Script", words: Seq[Any]) -> None:
         self.is_aborted = False
+        self._script = script
         self._words = list(words)
-        self._error = error
-        self._holds = holds
-        self._calls = (ToolCallDelta(0, "call-1", CALLED, "{}"),) if calls else ()
+        self._chunks = list(script.chunks(self._words))
         self._num_read = 0
         self._is_over = asyncio.Event()
 
     @property
     def usage(self) -> Usage:
-        """The tokens so far: one for each word."""
+        """The tokens so far: one for each chunk."""
         return Usage(len(self.prompt_token_ids), self._num_read)
 
     @property
@@ -112,29 +110,29 @@ class ScriptedStream:
     @property
     def reasons(self) -> Seq[FinishReason]:
         """The reason of the one choice."""
-        return ["stop"] if self._num_read == len(self._words) else []
+        return ["stop"] if self._num_read == len(self._chunks) else []
 
     async def next_chunks(self) -> list[Chunk]:
-        """Return the next word."""
+        """Return the next chunks."""
         await asyncio.sleep(0)
-        if self._num_read and self._error is not None:
-            raise self._error
-        if self._num_read and self._holds:
+        if self._num_read and self._script.late_error is not None:
+            raise self._script.late_error
+        if self._num_read and self._script.holds:
             await self._is_over.wait()
-        if self.is_aborted or self._num_read == len(self._words):
+        if self.is_aborted:
             return []
-        word = self._words[self._num_read]
-        self._num_read += 1
-        is_last = self._num_read == len(self._words)
-        deltas = (TextDelta(word), *(self._calls if is_last else ()))
-        return [Chunk(0, deltas, finish_reason="stop" if is_last else None)]
+        start, self._num_read = self._num_read, self._num_read + self._script.num_chunks
+        self._num_read = min(self._num_read, len(self._chunks))
+        return self._chunks[start : self._num_read]
 
     async def aresult(self) -> Completion:
         """Return the whole answer."""
         while await self.next_chunks():
             pass
-        calls = tool_calls_of(self._calls)
-        choice = Choice("".join(self._words), finish_reason="stop", tool_calls=calls)
+        script = self._script
+        calls = tool_calls_of(script.call_deltas)
+        thought = script.thought.replace("|", "")
+        choice = Choice("".join(self._words), thought, calls, finish_reason="stop")
         return Completion([choice], self.usage, self.timings, self.prompt_token_ids)
 
     def abort(self) -> None:
@@ -155,6 +153,47 @@ class ScriptedStream:
         while chunks := await self.next_chunks():
             for chunk in chunks:
                 yield chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What an answer has, and how it ends.
+
+    Attributes:
+        late_error: is raised after the first chunks of an answer, if it is given.
+        holds: whether an answer stops after the first chunks until it is aborted.
+        calls: whether an answer ends with the call of a tool.
+        thought: the reasoning before the text.
+        words: the text after the question, in pieces; None for an answer without any text.
+        num_deltas: pieces of text in each chunk.
+        num_chunks: chunks that arrive at once.
+    """
+
+    late_error: VlmkitError | None = None
+    holds: bool = False
+    calls: bool = False
+    thought: str = ""
+    words: Seq[str] | None = WORDS
+    num_deltas: int = 1
+    num_chunks: int = 1
+
+    @property
+    def call_deltas(self) -> tuple[ToolCallDelta, ...]:
+        """The deltas of the calls."""
+        return (ToolCallDelta(0, "call-1", CALLED, "{}"),) if self.calls else ()
+
+    def chunks(self, words: Seq[Any]) -> Iterator[Chunk]:
+        """Yield the chunks of an answer."""
+        thoughts: list[Delta] = [ReasoningDelta(each) for each in self.thought.split("|") if each]
+        deltas = [*thoughts, *map(TextDelta, words)]
+        lots = [
+            deltas[start : start + self.num_deltas]
+            for start in range(0, len(deltas), self.num_deltas)
+        ] or [[]]
+        for number, lot in enumerate(lots, 1):
+            is_last = number == len(lots)
+            calls = self.call_deltas if is_last else ()
+            yield Chunk(0, (*lot, *calls), finish_reason="stop" if is_last else None)
 
 
 class ScriptedVector(ScriptedStream):
@@ -183,9 +222,7 @@ class ScriptedRunner:
 
     Args:
         error: is raised when a request is submitted, if it is given.
-        late_error: is raised after the first word of an answer, if it is given.
-        holds: whether an answer stops after the first word until it is aborted.
-        calls: whether an answer ends with the call of a tool.
+        script: what the answers have.
 
     Attributes:
         requests: the requests so far.
@@ -210,20 +247,11 @@ class ScriptedRunner:
         bounds=PipelineSettings(),
     )
 
-    def __init__(
-        self,
-        error: VlmkitError | None = None,
-        late_error: VlmkitError | None = None,
-        *,
-        holds: bool = False,
-        calls: bool = False,
-    ) -> None:
+    def __init__(self, error: VlmkitError | None = None, script: Script | None = None) -> None:
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self._error = error
-        self._late_error = late_error
-        self._holds = holds
-        self._calls = calls
+        self._script = script or Script()
 
     def submit(self, request: Request, admit: Admit | None = None) -> ScriptedStream:
         """Start an answer: the text of the newest message, and the script; or a vector."""
@@ -233,13 +261,12 @@ class ScriptedRunner:
         if admit is not None:
             admit(Demand(len(ScriptedStream.prompt_token_ids), answer_tokens=len(WORDS) + 1))
         if request.task == "embed":
-            return ScriptedVector((), self._late_error, holds=self._holds)
+            return ScriptedVector(self._script, ())
         if request.task == "score":
-            return ScriptedScores(request.continuations, self._late_error, holds=self._holds)
+            return ScriptedScores(self._script, request.continuations)
         last = request.messages[-1].text if request.messages else request.text or ""
-        stream = ScriptedStream(
-            [f"{last} ", *WORDS], self._late_error, holds=self._holds, calls=self._calls
-        )
+        words = self._script.words
+        stream = ScriptedStream(self._script, () if words is None else [f"{last} ", *words])
         self.streams.append(stream)
         return stream
 

@@ -192,9 +192,14 @@ class CommandContract:
 
 def _check_json(out: str) -> None:
     try:
-        json.loads(out)
+        json.loads(out, parse_constant=_no_constant)
     except ValueError:
         pytest.fail(f"this is no JSON: {out[:200]!r}")
+
+
+def _no_constant(name: str) -> None:
+    """Refuse ``NaN`` and ``Infinity``, which Python writes and JSON does not have."""
+    raise ValueError(name)
 
 
 def _check_error_text(err: str) -> None:

@@ -164,6 +164,25 @@ class MediaLoaderContract:
                 changed[place] = value
                 self._opened_or_refused(bytes(changed))
 
+    def test_a_refused_file_harms_no_other(self) -> None:
+        """One loader opens the files of all requests, one after the other and at once."""
+        loader, files = self.make(), self.files()
+        trials = [(data, PipelineSettings()) for data in files]
+        trials += [
+            (data[: len(data) * i // 4], PipelineSettings()) for data in files for i in (1, 3)
+        ]
+        trials += [(data, ONE_BYTE) for data in files]
+        loads: list[Callable[..., Seq[Part]]] = [loader.load]
+        if isinstance(loader, PagedMediaLoader):
+            loads += [partial(loader.load_pages, pages=Pages(((n, n),))) for n in (1, 2)]
+        works = [partial(_outcome, load, *trial) for load in loads for trial in trials]
+        expected = [work() for work in works]
+        assert [work() for work in works] == expected
+        order = random.Random(0).sample(range(len(works)), len(works)) * 2
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda number: works[number](), order))
+        assert outcomes == [expected[number] for number in order]
+
     # Bounds
 
     def test_a_file_over_the_bounds_is_refused(self) -> None:
@@ -228,6 +247,8 @@ class MediaLoaderContract:
         loader = self._cancellable()
         one, other = Cancellation(), Cancellation()
         cancelled, going_on = loader.for_request(one), loader.for_request(other)
+        for data in (*self.files(), *NOTHING):
+            assert cancelled.recognises(data) == loader.recognises(data)
         whole = [_content(loader.load(data, PipelineSettings())) for data in self.files()]
         for opening in (cancelled, going_on):
             found = [_content(opening.load(data, PipelineSettings())) for data in self.files()]
@@ -280,10 +301,12 @@ class MediaLoaderContract:
             each = list(self._each_page(loader, data))
             assert tuple(part for page in each for part in page) == whole
             nums.append(len(each))
-            ends = Pages(((1, 1), (len(each), len(each)))) if len(each) > 2 else None
-            if ends is not None:
-                parts = loader.load_pages(data, ends, PipelineSettings())
-                assert _content(parts) == (*each[0], *each[-1])
+            for numbers in _selections(len(each)):
+                pages = Pages(tuple((number, number) for number in numbers))
+                parts = loader.load_pages(data, pages, PipelineSettings())
+                assert _content(parts) == tuple(p for n in numbers for p in each[n - 1])
+            parts = loader.load_pages(data, Pages(((1, len(each)),)), PipelineSettings())
+            assert _content(parts) == whole
             for absent in ((len(each) + 1,) * 2, (len(each), len(each) + 1), (999_999,) * 2):
                 with pytest.raises(MediaError):
                     loader.load_pages(data, Pages((absent,)), PipelineSettings())
@@ -307,7 +330,7 @@ class MediaLoaderContract:
         return self.make().load(data, PipelineSettings())
 
     def _loads(self) -> Iterator[tuple[int, Load]]:
-        """Yield the size of each file with a function that opens it, or its first page.
+        """Yield the size of each file with a function that opens it, its first page or all pages.
 
         The first also comes as a large file, if the format allows something behind its end.
         """
@@ -320,6 +343,8 @@ class MediaLoaderContract:
             yield len(data), partial(loader.load, data)
             if isinstance(loader, PagedMediaLoader):
                 yield len(data), partial(loader.load_pages, data, first)
+                every = Pages(((1, len(list(self._each_page(loader, data)))),))
+                yield len(data), partial(loader.load_pages, data, every)
 
     def _outcome(self, data: bytes, loader: MediaLoader | None = None) -> object:
         """Return what distinguishes the content of a file, or the type of its error."""
@@ -364,6 +389,21 @@ class MediaLoaderContract:
                 assert number > 1
                 return
             yield _content(parts)
+
+
+def _outcome(load: Callable[..., Seq[Part]], data: bytes, bounds: PipelineSettings) -> object:
+    """Return what distinguishes the content of a file, or the type of its error."""
+    try:
+        return _content(load(data, bounds=bounds))
+    except MediaError as error:
+        return type(error)
+
+
+def _selections(num_pages: int) -> list[tuple[int, ...]]:
+    """Return selections of some pages: all pairs and triples of the first, and the ends."""
+    first = range(1, min(num_pages, 5) + 1)
+    some = [each for num in (2, 3) for each in itertools.combinations(first, num)]
+    return [*some, (1, num_pages)] if num_pages > 1 else some
 
 
 def _tight(parts: Seq[Part], less: int = 0, least_bytes: int = 0) -> Iterator[PipelineSettings]:

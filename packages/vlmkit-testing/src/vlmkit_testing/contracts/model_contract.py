@@ -179,8 +179,12 @@ class ModelContract:
     def test_a_revision_is_the_requested_one(self) -> None:
         """Each revision has its own files; an unknown one is refused or ignored."""
         reference = self._here()[0]
-        assert self._build(reference).revision is None
-        found = [self._build(reference, revision) for revision in self.revisions()]
+        newest = self._build(reference)
+        assert newest.revision is None
+        found = []
+        for revision in self.revisions():
+            found.append(self._build(reference, revision))
+            assert self._build(reference) == newest, "it has the revision of an earlier request"
         assert [checkpoint.revision for checkpoint in found] == list(self.revisions())
         assert len({checkpoint.fingerprint for checkpoint in found}) == len(found)
         try:
@@ -198,11 +202,14 @@ class ModelContract:
         """Paths belong to folders, and other texts to no source."""
         offered = self._offered()
         self._skip_reader()
-        assert not any(map(self._refusal, self._here()))
+        for reference in self._here():
+            assert not self._refusal(reference)
+            self._build(reference)
         for reference in (*PATHS, *NONSENSE):
             reason = self._refusal(reference)
             assert isinstance(reason, str), reference
             assert reason.strip(), reference
+            assert "\n" not in reason, reference
         if offered.is_packaged:
             assert self._refusal(NOBODYS)
             assert self._refusal(f"{self.name}-2")
@@ -232,6 +239,7 @@ class ModelContract:
             listed = list(listing())
             assert all(isinstance(reference, str) for reference in listed)
             assert len(set(listed)) == len(listed)
+            assert list(listing()) == listed
             assert set(self.references()) <= set(listed)
             for reference in islice(listed, MAX_TRIED):
                 assert not self._refusal(reference)

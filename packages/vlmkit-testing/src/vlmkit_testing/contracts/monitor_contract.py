@@ -5,13 +5,14 @@ import re
 import sys
 import threading
 import time
+import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence as Seq
 from contextlib import contextmanager
 
 import pytest
 
-from vlmkit.errors import EngineError
+from vlmkit.errors import ConfigError, EngineError
 from vlmkit.interfaces.observer import Observer, RequestEnd, RequestFacts
 from vlmkit.types.completion import Chunk, Timings, Usage
 from vlmkit.types.runner_stats import RunnerStats
@@ -48,6 +49,7 @@ SERIES = re.compile(
     r"(?P<series>(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?) (?P<value>[-+.\de]+|[-+]?Inf)"
 )
 NUM_STRANGERS, MAX_GROWTH_BYTES = 300, 2000
+MAX_LEFT_BYTES = 16_000  # of four times as many delays
 
 
 class MonitorContract:
@@ -106,13 +108,17 @@ class MonitorContract:
             monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
 
     def test_a_trace_goes_on(self) -> None:
-        """The trace id is kept."""
+        """The trace id is kept, in each request of it."""
         with self._made() as monitor:
-            request = self._request()
-            trace = monitor.began(request)
-            found = FORM.fullmatch(trace)
-            assert not trace or (found and found[1] == TRACE_ID)
-            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+            requests = [self._request() for _ in range(3)]
+            traces = [monitor.began(request) for request in requests]
+            assert len({bool(trace) for trace in traces}) == 1
+            for trace in filter(None, traces):
+                found = FORM.fullmatch(trace)
+                assert found
+                assert found[1] == TRACE_ID
+            for request in requests:
+                monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
 
     # Pages
 
@@ -242,9 +248,49 @@ class MonitorContract:
                     observer.close()
                 self._check_series(monitor, expected)
 
+    def test_models_are_counted_apart(self) -> None:
+        """Whichever was loaded first."""
+        with self._made() as monitor, self._made() as expected:
+            for each, names in ((monitor, ("one", "two")), (expected, ("two", "one"))):
+                try:
+                    observers = {name: each.observer(name) for name in names}
+                except ConfigError as error:
+                    pytest.skip(f"its settings are of one model alone: {error}")
+                for name, number in (("one", 1), ("two", 3)):
+                    observer = observers[name]
+                    for _ in range(number if observer is not None else 0):
+                        self._serve(observer, "req-1")  # type: ignore[arg-type]
+            self._check_series(monitor, expected)
+
+    def test_memory_does_not_grow_with_the_delays(self) -> None:
+        """The event loop reports one several times a second, for months."""
+        with self._made() as monitor:
+
+            def report() -> int:
+                for number in range(NUM_STRANGERS):
+                    monitor.lagged(0.001 * number)
+                gc.collect()
+                return tracemalloc.get_traced_memory()[0]
+
+            report()
+            tracemalloc.start()
+            try:
+                before = [report(), report()][-1]
+                grown = [report() for _ in range(4)][-1] - before
+            finally:
+                tracemalloc.stop()
+            assert grown < MAX_LEFT_BYTES
+
     def test_requests_with_one_id_do_not_mix(self) -> None:
         """Clients choose ids, and two requests with the same one may run at once."""
         with self._made() as monitor, self._made() as expected:
+            for each, names in ((monitor, ("req-1", "req-1")), (expected, ("req-1", "req-2"))):
+                requests = [HttpRequest(name, "POST", 1.0, TRACEPARENT) for name in names]
+                for request in requests:
+                    each.began(request)
+                for request, status in zip(requests, (200, 500), strict=True):
+                    each.ended(request, HttpEnd("/x", status, "", 1.0))
+            self._check_series(monitor, expected)
             for each, names in ((monitor, ("req-1", "req-1")), (expected, ("req-1", "req-2"))):
                 if (observer := each.observer("model")) is None:
                     return
@@ -265,6 +311,11 @@ class MonitorContract:
                 gone.append(weakref.ref(facts))
                 del facts
             monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+            for status, code in ((499, ""), (500, "engine_error"), (404, "not_found")):
+                request = self._request()
+                gone.append(weakref.ref(request))
+                monitor.began(request)
+                monitor.ended(request, HttpEnd("", status, code, 1.0))
             del request
             gc.collect()
             assert not [ref() for ref in gone if ref() is not None]
@@ -294,6 +345,21 @@ class MonitorContract:
         closing.join(self.close_s)
         assert not closing.is_alive()
 
+    def test_nothing_goes_on_when_it_is_closed(self) -> None:
+        """It releases its threads, too."""
+        before = set(threading.enumerate())
+        with self._made() as monitor:
+            request = self._request()
+            trace = monitor.began(request)
+            if (observer := monitor.observer("model")) is not None:
+                self._serve(observer, request.id, trace)
+                observer.close()
+            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+        deadline = time.monotonic() + self.close_s
+        while set(threading.enumerate()) - before and time.monotonic() < deadline:
+            time.sleep(QUICK_S)
+        assert set(threading.enumerate()) <= before, "a thread goes on"
+
     def test_closing_twice_is_harmless(self) -> None:
         """Also without any event."""
         monitor = self.make()
@@ -306,8 +372,10 @@ class MonitorContract:
     def _made(self) -> Iterator[Monitor]:
         """Yield a new monitor, and close it."""
         monitor = self.make()
-        yield monitor
-        monitor.close()
+        try:
+            yield monitor
+        finally:
+            monitor.close()
 
     def _request(self) -> HttpRequest:
         return HttpRequest("req-1", "POST", 1.0, TRACEPARENT, "a=b")

@@ -5,6 +5,7 @@ import logging
 import math
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 from collections.abc import Sequence as Seq
@@ -51,7 +52,13 @@ NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 8_000
 
 
 class ObserverContract:
-    """Inherit it, override :meth:`make`, and run pytest."""
+    """Inherit it, override :meth:`make`, and run pytest.
+
+    Attributes:
+        close_s: how long its threads may take to end after ``close``.
+    """
+
+    close_s = 60.0
 
     def make(self) -> Observer:
         """Return a new observer."""
@@ -193,6 +200,17 @@ class ObserverContract:
         gc.collect()
         assert [ref() for ref in gone] == [None] * 3
         observer.close()
+
+    def test_nothing_goes_on_when_it_is_closed(self) -> None:
+        """It releases its threads, too."""
+        before = set(threading.enumerate())
+        observer = self.make()
+        self._serve(observer, self._request())
+        observer.close()
+        deadline = time.monotonic() + self.close_s
+        while set(threading.enumerate()) - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert set(threading.enumerate()) <= before, "a thread goes on"
 
     def test_memory_does_not_grow_with_the_requests(self) -> None:
         """Nor with the number of different ids, traces and seeds."""
