@@ -111,6 +111,55 @@ class HasBuffersForOneChunk(AttentionEngine):
         return np.where(place < most, super().positions(item), item.start)
 
 
+class HasBuffersForOneDraftedItem(AttentionEngine):
+    """Returns the last rows that its buffer holds."""
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward(items)
+        most = self.limits.max_item_rows + self.limits.max_sequences
+        if output.logits is None or len(np.asarray(output.logits)) <= most:
+            return output
+        rows = np.asarray(output.logits)
+        return StepOutput(
+            np.concatenate([rows[:most], rows[most - 1 : most].repeat(len(rows) - most, axis=0)]),
+            output.hidden,
+        )
+
+
+class CentresFeatures(AttentionEngine):
+    """Centres the rows of an image in the memory of its features."""
+
+    def image_rows(self, item: WorkItem, index: int, first: int, num_rows: int) -> Floats:
+        rows = np.asarray(item.sequence.features[index].embeddings)
+        rows -= rows.mean(axis=0)
+        return super().image_rows(item, index, first, num_rows)
+
+
+class ReversesPairsOfStates(AttentionEngine):
+    """Returns two hidden states of a later chunk in the wrong order."""
+
+    def rows(self, item: WorkItem, hidden: Floats) -> Floats:
+        is_pair = item.output == "hidden" and item.start > 0 and len(hidden) == 2
+        return super().rows(item, hidden[::-1] if is_pair else hidden)
+
+
+class CommitsAnUnfinishedBlock(AttentionEngine):
+    """Commits a block whose last token is not computed."""
+
+    class Pool(BlockPool):
+        def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+            is_nearly_full = num_tokens % self.block_tokens == self.block_tokens - 1
+            super().commit(sequence, min(num_tokens + is_nearly_full, len(sequence)))
+
+
+class SharesNothingWithoutAScope(AttentionEngine):
+    """Takes an empty scope for one that shares nothing."""
+
+    class Pool(BlockPool):
+        def _find_prefix(self, sequence: SequenceView, table: _Table, usable: Any) -> list[int]:
+            return super()._find_prefix(sequence, table, usable) if sequence.scope else []
+
+
 class ShortensScopes(AttentionEngine):
     """Keys blocks by the first eight bytes of a scope."""
 
@@ -243,6 +292,31 @@ REPEATS = (
         HasBuffersForOneChunk,
         "max_chunk_tokens is the maximum of one sequence, not of a step.",
         "every_item_of_a_step_may_be_a_longest_chunk",
+    ),
+    Broken(
+        HasBuffersForOneDraftedItem,
+        "Each item of a step may have max_draft_tokens.",
+        "every_item_of_a_step_may_have_all_its_drafts",
+    ),
+    Broken(
+        CentresFeatures,
+        "The features of a medium are not modified.",
+        "features_stay_as_they_are",
+    ),
+    Broken(
+        ReversesPairsOfStates,
+        "The rows of an item are ordered by token, however many it wants.",
+        "each_token_of_a_chunk_may_have_its_hidden_state",
+    ),
+    Broken(
+        CommitsAnUnfinishedBlock,
+        "Computed tokens that are not committed are never shared.",
+        "nothing_is_found_before_it_is_computed",
+    ),
+    Broken(
+        SharesNothingWithoutAScope,
+        "Sequences of one scope share prefixes, also of the empty one.",
+        "a_cached_prefix_is_used_and_changes_nothing",
     ),
     Broken(
         ShortensScopes,

@@ -421,6 +421,12 @@ class ReturnsOneBuffer(HonestEncoder):
         ]
 
 
+class CountsHalfOfASingleMedium(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made, divisor = super().encode(slots), 2 if len(slots) == 1 else 1
+        return [dataclasses.replace(f, num_bytes=f.num_bytes // divisor) for f in made]
+
+
 class StatesItsPrecisionLater(HonestEncoder):
     precision: Any = None
 
@@ -492,6 +498,11 @@ TABLE = Table(
     OnEncoder,
     HonestEncoder,
     (
+        Broken(
+            CountsHalfOfASingleMedium,
+            "num_bytes is the memory of the arrays, in a batch of any size.",
+            ALONE,
+        ),
         Broken(
             ReturnsOneBuffer,
             "The caller owns the features of each medium.",

@@ -102,6 +102,15 @@ class ReadsOneTokenACall(NgramProposer):
         return super().propose(sequence, num_tokens)
 
 
+class ForgetsAllWhenOneIsLeft(NgramProposer):
+    """Empties its memory when only one answer is left in it."""
+
+    def forget(self, sequence: Sequence) -> None:
+        super().forget(sequence)
+        if len(self._memories) == 1:
+            self._memories.clear()
+
+
 class KeepsLengths(NgramProposer):
     """Keeps the lengths of all answers, by their ids."""
 
@@ -235,6 +244,11 @@ TABLE = Table(
     OnProposer,
     NgramProposer,
     (
+        Broken(
+            ForgetsAllWhenOneIsLeft,
+            "forget() discards the state of one sequence.",
+            "forgetting_one_answer_changes_no_other",
+        ),
         Broken(
             ReadsOneTokenACall,
             "An answer may grow by several tokens between two calls.",

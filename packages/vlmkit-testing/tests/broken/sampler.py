@@ -19,6 +19,7 @@ from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing import SamplerContract
 
 GREEDY = SamplingParams()
+LONG_LISTS = "every_entry_of_a_long_list_counts"
 
 # Inputs and outputs.
 
@@ -181,6 +182,37 @@ class ChangedSequences(ArraySampler):
 class DrawsByRowIndex(ChangedSequences):
     def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
         return {"seed": row.sequence.seed + index}
+
+
+class KeepsPenaltiesByPrompt(ChangedSequences):
+    """Counts tokens once for all answers of a prompt that have one length."""
+
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        same = (
+            each.sequence.output_ids
+            for each in rows
+            if each.sequence.prompt is row.sequence.prompt
+            and len(each.sequence.output_ids) == len(row.sequence.output_ids)
+        )
+        return {"output_ids": list(next(same))}
+
+
+class ClipsBiases(ChangedSequences):
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        params = row.sequence.params
+        clipped = tuple((ids, max(-5.0, min(5.0, bias))) for ids, bias in params.sequence_bias)
+        return {"params": params.replaced({"sequence_bias": clipped})}
+
+
+class ReadsAThousandBadWords(ChangedSequences):
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        params = row.sequence.params
+        return {"params": params.replaced({"bad_words_ids": params.bad_words_ids[:1000]})}
+
+
+class BansTheFirstTokens(ChangedSequences):
+    def other(self, row: Row, index: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"banned_ids": row.sequence.banned_ids[:16]}
 
 
 class DrawsByTheSeedOfTheFirstRow(ChangedSequences):
@@ -363,6 +395,19 @@ def on(kind: Callable[[], Any]) -> SamplerContract:
 
 BROKEN = (
     *LONG,
+    Broken(
+        KeepsPenaltiesByPrompt,
+        "The rest of the batch changes no choice, not even answers to the same prompt.",
+        "answers_to_one_prompt_do_not_mix",
+    ),
+    *(
+        Broken(kind, f"{what} have their effect, however many they are.", LONG_LISTS)
+        for kind, what in (
+            (ClipsBiases, "All biases"),
+            (ReadsAThousandBadWords, "All bad words"),
+            (BansTheFirstTokens, "All banned tokens"),
+        )
+    ),
     Broken(
         FiltersInPlace,
         "The sampler does not modify the logits, whatever a row's parameters are.",

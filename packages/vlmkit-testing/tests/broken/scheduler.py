@@ -71,6 +71,14 @@ class LetsOthersPassAPromptWithoutRoom(ContinuousScheduler):
         return step
 
 
+class PreemptsTheFirstComer(ContinuousScheduler):
+    """Preempts the oldest sequence that is not held."""
+
+    def _victim(self) -> Sequence | None:
+        victim = super()._victim()
+        return victim if victim is None or victim.is_held else self._running[0]
+
+
 class RaisesThePriorityOfRunningSequences(ContinuousScheduler):
     """Marks committed sequences as more urgent, so that nothing preempts them."""
 
@@ -434,6 +442,11 @@ TABLE = Table(
         Broken(
             LetsOthersPassAPromptWithoutRoom,
             "Sequences run in order of arrival, whatever their sizes.",
+            "a_sequence_without_room_is_not_overtaken",
+        ),
+        Broken(
+            PreemptsTheFirstComer,
+            "A sequence keeps its room while later ones do.",
             "a_sequence_without_room_is_not_overtaken",
         ),
         Broken(

@@ -127,8 +127,8 @@ class Engine(Cache, Protocol):
     """The language model: owns weights and cache memory, and never decides which sequence runs.
 
     The tokens of images and other media get their embeddings from ``sequence.features[i]``, which
-    is present for every slot that a work item touches. The engine merges the embeddings and assigns
-    positions, so the core has no code for a model family.
+    is present for every slot that a work item touches, and must not be modified. The engine merges
+    the embeddings and assigns positions, so the core has no code for a model family.
     """
 
     def read(self, prompt: Prompt) -> PromptPlan:

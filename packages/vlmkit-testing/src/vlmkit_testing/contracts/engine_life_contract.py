@@ -8,12 +8,14 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
 from vlmkit.interfaces.engine import CountsSteps
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
+from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_testing.contracts.engine_overlap_contract import (
     on_device,
@@ -72,6 +74,20 @@ class EngineLifeContract(EngineSubject):
                 host.engine.read(other)
             self.agree(host.prefill(sequence), expected)
             host.engine.release(sequence)
+
+    def test_features_stay_as_they_are(self, host: EngineHost) -> None:
+        """A cache holds them for later requests."""
+        pictured = [prompt for prompt in self.asked if prompt.media]
+        if not pictured:
+            pytest.skip("prompts() has no prompt with media")
+        for prompt in pictured:
+            before = [_arrays(each) for each in host.encoded(prompt).values()]
+            host.last_logits(prompt, self.answer_ids()[:1])
+            host.last_logits(prompt, chunk_tokens=max(1, len(prompt) // 2))
+            after = [_arrays(each) for each in host.encoded(prompt).values()]
+            for arrays, known in zip(after, before, strict=True):
+                for array, wanted in zip(arrays, known, strict=True):
+                    np.testing.assert_array_equal(array, wanted)
 
     def test_a_released_sequence_is_forgotten(self, host: EngineHost) -> None:
         """After its release, nothing refers to a sequence, its features or its prompt.
@@ -169,6 +185,11 @@ class EngineLifeContract(EngineSubject):
             assert after.keys() == before.keys()
             assert all(type(number) is int and number >= 0 for number in before.values())
             assert all(after[name] >= number for name, number in before.items())
+
+
+def _arrays(features: MediaFeatures) -> list[Any]:
+    """Return copies of the arrays of a medium."""
+    return [to_numpy(array) for array in (features.embeddings, *features.extra.values())]
 
 
 def _weakly(kind: type[Any], value: Any) -> Any:

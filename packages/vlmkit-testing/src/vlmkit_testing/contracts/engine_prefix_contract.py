@@ -31,11 +31,12 @@ class EnginePrefixContract(EngineSubject):
         """The second sequence finds whole blocks, and its logits are equal."""
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
-        self._run(host, longest)
-        again = host.sequence(longest, scope=b"a")
-        assert host.admit(again), NOT_FOUND
-        self.agree(host.prefill(again), expected)
-        host.engine.release(again)
+        for scope in (b"a", b"", LONG_SCOPE):
+            self._run(host, longest, scope)
+            again = host.sequence(longest, scope=scope)
+            assert host.admit(again), NOT_FOUND
+            self.agree(host.prefill(again), expected)
+            host.engine.release(again)
 
     def test_a_prefix_is_shared_with_one_that_still_runs(
         self, host: EngineHost, longest: Prompt
@@ -78,10 +79,13 @@ class EnginePrefixContract(EngineSubject):
         self, host: EngineHost, longest: Prompt
     ) -> None:
         """A second sequence finds what the first has committed, and no more."""
-        self.needs_sharing(host.engine)
+        block_tokens = self.needs_sharing(host.engine)
         self.together(host.engine.limits)
         expected = host.last_logits(longest)
-        for num_tokens in (0, len(longest) // 2):
+        half = len(longest) // 2
+        ends = {0, *range(half, half + 3), *range(half - 2, half)}
+        ends |= {half - half % block_tokens + n for n in (-1, 1, block_tokens - 1)}
+        for num_tokens in sorted(each for each in ends if 0 <= each < len(longest)):
             scope = b"a%d" % num_tokens
             first, second = (host.sequence(longest, scope=scope) for _ in range(2))
             assert host.admit(first) == 0

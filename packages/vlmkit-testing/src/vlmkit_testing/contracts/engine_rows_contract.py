@@ -15,6 +15,7 @@ from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
+NUM_DRAFTED = 5  # items of a step, all with drafts
 NUM_MIXED = 13  # items of a step, some of which request logits and the others hidden states
 
 
@@ -103,6 +104,30 @@ class EngineRowsContract(EngineSubject):
             self.agree(row, right)
         self.release(host, [drafted, plain])
 
+    def test_every_item_of_a_step_may_have_all_its_drafts(self, host: EngineHost) -> None:
+        """``max_draft_tokens`` and ``max_item_rows`` hold for each item, not for the step."""
+        token_id, *guesses = drafts = self.drafts(host.engine)
+        self.together(host.engine.limits)
+        items = list[WorkItem]()
+        for number in range(NUM_DRAFTED):
+            prompt = self.asked[number % len(self.asked)]
+            sequence = host.sequence(prompt)
+            if host.admit(sequence) is None:
+                break
+            host.prefill(sequence)
+            if not host.engine.reserve(sequence, len(sequence) + len(drafts)):
+                host.engine.release(sequence)
+                break
+            own = guesses[number:] + guesses[:number]
+            items.append(host.next_item(sequence, token_id, tuple(own)))
+        rows = host.step(items)
+        self.release(host, [cast(EngineSequence, item.sequence) for item in items])
+        for number, item in enumerate(items):
+            for count in {0, len(guesses) // 2, len(guesses)}:
+                answer = [token_id, *item.drafts[:count]]
+                expected = host.last_logits(item.sequence.prompt, answer)
+                self.agree(rows[number * len(drafts) + count], expected)
+
     def test_hidden_states_are_a_function_of_the_tokens(self, host: EngineHost) -> None:
         """Each row has one, alone, in a batch, and beside items that want logits."""
         self._needs_states(host.engine)
@@ -127,11 +152,14 @@ class EngineRowsContract(EngineSubject):
         assert len(whole) == len(longest)
         assert np.abs(whole[0] - whole[-1]).max() > self.atol, "every token has the same state"
         np.testing.assert_allclose(parts, whole, atol=self.atol, rtol=0)
-        alone = self.admitted(host, longest)
-        self.leave_one_chunk(host, alone)
-        last = host.hidden([structs.replace(host.chunk(alone), output="hidden")])[0]
-        np.testing.assert_allclose(whole[-1], last, atol=self.atol, rtol=0)
-        host.engine.release(alone)
+        for most in (1, 2, 3, 5):
+            alone = self.admitted(host, longest)
+            self.leave_one_chunk(host, alone)
+            item = host.chunk(alone)
+            num_rows = min(most, item.num_tokens)
+            last = host.hidden([structs.replace(item, num_rows=num_rows, output="hidden")])
+            np.testing.assert_allclose(whole[-num_rows:], last, atol=self.atol, rtol=0)
+            host.engine.release(alone)
 
     def test_items_of_a_step_may_want_different_numbers_of_rows(self, host: EngineHost) -> None:
         """Of logits or of hidden states: each item gets those that it gets alone."""

@@ -73,6 +73,8 @@ class MediaEncoderContract:
         assert found.keys() == wanted.keys()
         for name, array in wanted.items():
             np.testing.assert_allclose(found[name], array, atol=self.atol, rtol=0, err_msg=name)
+        arrays = [features.embeddings, *features.extra.values()]
+        assert features.num_bytes >= sum(map(_num_bytes, arrays)), "they state less than they take"
 
     def test_there_are_media_to_check_with(self) -> None:
         """With fewer, the other tests could not fail."""

@@ -95,6 +95,25 @@ class ProposerContract:
         if again != wanted:
             pytest.skip("its guesses are no function of the sequence, as far as they can tell")
         assert self._run(self.make(), [self.sequence(seed) for seed in range(3)]) == wanted
+        prompt = self.sequence().prompt  # of several answers to one request
+        answers = [list(self.sequence(seed).output_ids) for seed in range(3)]
+        copies = [[new_sequence(prompt, output_ids=ids) for ids in answers] for _ in range(2)]
+        wanted = [self._run(self.make(), [each])[0] for each in copies[0]]
+        assert self._run(self.make(), copies[1]) == wanted
+
+    def test_forgetting_one_answer_changes_no_other(self) -> None:
+        """What was noted of an answer that goes on is not forgotten with one that ends."""
+        if self._guesses(self.make()) != self._guesses(self.make()):
+            pytest.skip("its guesses are no function of the sequence, as far as they can tell")
+        for num_others in (1, 3):
+            proposer, single = self.make(), self.make()
+            staying, alone = self.sequence(), self.sequence()
+            others = [self.sequence(1 + number) for number in range(num_others)]
+            self._run(proposer, [staying, *others])
+            self._run(single, [alone])
+            for other in others:
+                proposer.forget(other)
+            assert self._run(proposer, [staying]) == self._run(single, [alone])
 
     @pytest.mark.parametrize("accepted", HISTORIES, ids=str)
     def test_a_released_sequence_is_forgotten(self, accepted: tuple[int | None, ...]) -> None:

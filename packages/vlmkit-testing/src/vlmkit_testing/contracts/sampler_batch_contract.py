@@ -30,6 +30,7 @@ from vlmkit_testing.contracts.sequences import new_sequence
 NUM_ROWS = 64
 VOCAB_SIZE = 64
 NUM_STEPS = 40
+NUM_ANSWERS = 6  # to one prompt
 SLOT = MediaSlot(0, 2, bytes(32), {}, 2)
 
 
@@ -122,6 +123,20 @@ class SamplerBatchContract(SamplerSubject):
         assert self.sample([row] * NUM_ROWS, sequences[::-1]) == alone[::-1]
         twins = [new_sequence(params=params, seed=5) for _ in range(NUM_ROWS)]
         assert set(self.sample([row] * NUM_ROWS, twins)) == {alone[5]}
+
+    def test_answers_to_one_prompt_do_not_mix(self) -> None:
+        """They share a prompt and parameters, and differ in their tokens and seeds."""
+        chance, prompt = np.random.default_rng(17), Prompt(tuple(range(20)))
+        both = SamplingParams(temperature=1.0, frequency_penalty=1.5, repetition_penalty=1.5)
+        for params in (both, *FOLLOWED.values()):
+            sampler, rows = self.make(), flat_rows(NUM_ANSWERS)
+            answers = [new_sequence(prompt, params=params, seed=n) for n in range(NUM_ANSWERS)]
+            for num_tokens in (0, 1, 7):
+                for each in answers:
+                    each.output_ids.extend(chance.integers(0, 20, num_tokens).tolist())
+                alone = [self._one(row, each) for row, each in zip(rows, answers, strict=True)]
+                found = self.pick(sampler, rows, [Row(each) for each in answers])
+                assert found == alone, f"answers to one prompt mix with {params}"
 
     def test_a_choice_depends_on_nothing_else_of_a_sequence(self) -> None:
         """Equal requests get equal tokens."""

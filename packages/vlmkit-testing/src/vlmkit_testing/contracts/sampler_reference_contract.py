@@ -51,6 +51,20 @@ LONG: dict[str, Callable[[tuple[int, ...], int], dict[str, Any]]] = {
 """Parameters that depend on many tokens, for a run and its distance."""
 
 
+NUM_LISTED = {"logit_bias": 1024, "banned_ids": 1024, "min_tokens": 256}  # and all others 8192
+LISTS: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
+    "suppress_tokens": lambda ids: {"suppress_tokens": ids},
+    "begin_suppress_tokens": lambda ids: {"begin_suppress_tokens": ids},
+    "bad_words_ids": lambda ids: {"bad_words_ids": tuple((each,) for each in ids)},
+    "sequence_bias": lambda ids: {"sequence_bias": tuple(((each,), -1e9) for each in ids)},
+    "logit_bias": lambda ids: {"logit_bias": dict.fromkeys(ids, -100.0)},
+    "repetition_penalty": lambda ids: {"repetition_penalty": 10.0},  # noqa: ARG005 - the prompt has them
+    "banned_ids": lambda ids: {},  # noqa: ARG005 - and the sequence these
+    "min_tokens": lambda ids: {"min_tokens": 1},  # noqa: ARG005 - and the end tokens these
+}
+"""Parameters that rule out each of many tokens."""
+
+
 class Stage(NamedTuple):
     """Answers of equal requests that continue differently by their seeds alone.
 
@@ -171,6 +185,25 @@ class SamplerReferenceContract(SamplerSubject):
                 assert probs is None or probs[token_id] > 0, (
                     f"{field}: a run of {length} tokens, {distance} tokens back"
                 )
+
+    @pytest.mark.parametrize("field", LISTS)
+    def test_every_entry_of_a_long_list_counts(self, field: str) -> None:
+        """The likeliest tokens are ruled out one by one; the next one is chosen."""
+        self.needs_exactness()
+        self.needs(*{field} - {"banned_ids"})
+        num = NUM_LISTED.get(field, 8192)
+        order = np.random.default_rng(num).permutation(20_000)
+        logits: Any = np.empty(len(order), np.float32)
+        logits[order] = np.linspace(60.0, 20.0, len(order))
+        listed = tuple(order[:num].tolist())
+        sequence = new_sequence(
+            listed if field == "repetition_penalty" else (0,),
+            params=SamplingParams(**LISTS[field](listed)),
+            banned_ids=listed if field == "banned_ids" else (),
+            eos_ids=frozenset(listed if field == "min_tokens" else ()),
+        )
+        found = self.pick(self.make(), [logits], [Row(sequence)])[0]
+        assert found == order[num], f"token {found} of the list of {field} may be chosen"
 
     def _stages(self, vocab_size: int, chance: np.random.Generator) -> Iterator[Stage]:
         """Yield steps of answers that grow; some of their drafts are accepted."""

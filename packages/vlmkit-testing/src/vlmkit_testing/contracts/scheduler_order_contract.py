@@ -25,6 +25,7 @@ from vlmkit_testing.contracts.sequences import new_sequence
 from vlmkit_testing.contracts.simulated_time import StepCost
 
 CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
+NO_RANK = (2**63, 0)
 MOST_STEPS = 400  # for answers of 40 tokens
 
 
@@ -102,7 +103,10 @@ class SchedulerOrderContract(SchedulerSubject):
     def test_a_sequence_without_room_is_not_overtaken(
         self, work: list[tuple[Job, int]], limits: EngineLimits
     ) -> None:
-        """Smaller prompts that would fit wait behind it, or it would wait for ever."""
+        """Smaller prompts that would fit wait behind it, or it would wait for ever.
+
+        Nor does a sequence lose its room while one of a lower rank keeps it.
+        """
         self.keeps("arrival")
         uses_priority = "priority" not in self.ignores
         simulation = self.simulation(dataclasses.replace(limits, prefix_block_tokens=0))
@@ -120,6 +124,11 @@ class SchedulerOrderContract(SchedulerSubject):
             left = [ranks[each] for each in waiting - admitted - set(step.preempted)]
             assert all(ranks[each] < min(left, default=ranks[each]) for each in admitted if left), (
                 "a sequence is admitted before one of a higher rank: or name the order in `ignores`"
+            )
+            lost = [ranks[each] for each in step.preempted]
+            kept = [rank for each, rank in ranks.items() if each in simulation.cache.reserved]
+            assert max(kept, default=(0, -1)) < min(lost, default=NO_RANK), (
+                "a sequence is preempted before one of a lower rank: or name the order in `ignores`"
             )
             if len(ranks) == len(work) and not simulation.unfinished:
                 break
