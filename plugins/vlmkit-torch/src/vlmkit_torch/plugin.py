@@ -51,6 +51,12 @@ def _build_aligned(_: BuildContext) -> AttentionBackend:
     return AlignedAttention()
 
 
+def _build_flex(_: BuildContext) -> AttentionBackend:
+    from vlmkit_torch.attention.flex import FlexAttention
+
+    return FlexAttention()
+
+
 def _build_triton(_: BuildContext) -> AttentionBackend:
     from vlmkit_torch.attention.triton_decode import TritonAttention
 
@@ -170,7 +176,7 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> None:
-    """Offer ``engine.attention`` ``"sdpa"``, ``"aligned"``, ``"triton"`` and ``"varlen"``."""
+    """Offer attention ``"sdpa"``, ``"aligned"``, ``"flex"``, ``"triton"``, ``"varlen"``."""
     registry.add(
         "sdpa",
         _build_sdpa,
@@ -189,6 +195,12 @@ def vlmkit_register_torch_attentions(registry: Registry[AttentionBackend]) -> No
         why_not=_triton_why_not,
         priority=20,
         description="decodes by a kernel that reads the cache in place, on CUDA, for every model",
+    )
+    registry.add(
+        "flex",
+        _build_flex,
+        priority=0,
+        description="torch's FlexAttention for prompts, with any mask; only by name",
     )
     registry.add(
         "varlen",

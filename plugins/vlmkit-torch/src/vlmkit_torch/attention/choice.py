@@ -62,7 +62,7 @@ class BackendChoice:
         """Return the backends that may be chosen, the preferred first, with their plugins.
 
         For each form of layer, the first that supports it is chosen, which is known once the model
-        is built. Empty without registries.
+        is built; none after ``sdpa``, which supports all. Empty without registries.
 
         Args:
             device: backends for other devices are left out.
@@ -75,7 +75,7 @@ class BackendChoice:
             return ""
         candidates = self._candidates(registered)
         suited = [each for each in candidates if self._suits(registered, each, device)]
-        return " or ".join(_who(registered, each) for each in suited or candidates)
+        return " or ".join(_who(registered, each) for each in _reachable(suited or candidates))
 
     @property
     def is_own(self) -> bool:
@@ -217,6 +217,13 @@ class BackendChoice:
 def _who(registered: Registered[AttentionBackend], provider: Any) -> str:
     """Return the description of a provider in messages, with its plugin."""
     return f"torch attention {registered.key(provider)!r} from {provider.plugin!r}"
+
+
+def _reachable(candidates: list[Any]) -> list[Any]:
+    """Return the candidates up to ``sdpa``."""
+    names = [(each.plugin, each.name) for each in candidates]
+    own = (DISTRIBUTION, "sdpa")
+    return candidates[: names.index(own) + 1] if own in names else candidates
 
 
 def _prepared(backend: Backend, needs: AttentionNeeds) -> Backend:

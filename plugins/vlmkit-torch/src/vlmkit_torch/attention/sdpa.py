@@ -82,10 +82,7 @@ class SdpaAttention:
         """Store the new keys and values, and attend: decodes in batches, then chunk by chunk."""
         ranges: KeyRanges = call.plan
         call.pools.write(call.step.write_slots, call.key, call.value)
-        parts = [
-            _decode(call.query[:, slice(*read.rows)], call.pools, read, call.parameters)
-            for read in ranges.decodes
-        ]
+        parts = attend_decodes(call, ranges.decodes)
         parts += attend_chunks(call, ranges.chunks, aligns=self.aligns_chunks)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -100,6 +97,14 @@ class AlignedAttention(SdpaAttention):
         """Plain causal layers on CUDA devices, where a kernel of torch aligns the last tokens."""
         devices = frozenset({"cuda"})
         return AttentionCapabilities(devices=devices, unequal_head_sizes=True, fixed_shapes=True)
+
+
+def attend_decodes(call: AttentionCall, decodes: Iterable[KeyRange]) -> list[torch.Tensor]:
+    """Return the rows of each batch of decodes; their keys and values are stored."""
+    return [
+        _decode(call.query[:, slice(*read.rows)], call.pools, read, call.parameters)
+        for read in decodes
+    ]
 
 
 def attend_chunks(
@@ -121,7 +126,7 @@ def attend_chunks(
             new = _new_tokens(call, read)
             parts.append(_start_of_sequence(query, *new, call.parameters.scale))
         elif aligns and read.is_aligned:
-            keys, values = _read(call.pools, read.parts[0], 1)
+            keys, values = read_slots(call.pools, read.parts[0], 1)
             parts.append(_end_of_sequence(query, keys, values, call.parameters.scale))
         else:
             parts.append(_chunk(query, call.pools, read, call.parameters))
@@ -141,7 +146,7 @@ def _decode(
     if mask is not None:
         mask = mask[:, None, None]
     if parameters.suits_kernel and len(read.parts) == 1:
-        key, value = _read(cached, read.parts[0], batch)
+        key, value = read_slots(cached, read.parts[0], batch)
         out = _attention(grouped, key, value, attn_mask=mask, scale=parameters.scale)
     else:
         if isinstance(cached, Int8Pools):  # single precision costs little beside expanding
@@ -157,7 +162,7 @@ def _decode(
 def _new_tokens(call: AttentionCall, read: KeyRange) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``[1, kv_heads, count, head]`` of the first tokens of a sequence, as they are read."""
     if isinstance(call.pools, Int8Pools):
-        return _read(call.pools, read.parts[0], 1)
+        return read_slots(call.pools, read.parts[0], 1)
     rows = slice(*read.rows)
     return call.key[None, :, rows], call.value[None, :, rows]
 
@@ -202,7 +207,7 @@ def _chunk(
     """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
     mask = read.mask(query.dtype)
     parts = [
-        attend_to(query[:, rows], *_read(some, read.parts[0], 1), mask, own)
+        attend_to(query[:, rows], *read_slots(some, read.parts[0], 1), mask, own)
         for rows, some, own in _groups_of_heads(cached, read, query.shape[1], parameters)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -295,7 +300,7 @@ def _attention(
     return functional.scaled_dot_product_attention(query, keys, values, **how)
 
 
-def _read(
+def read_slots(
     cached: Pools, slots: torch.Tensor | slice, batch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and values of slots as ``[batch, kv_heads, width, head]`` each."""
