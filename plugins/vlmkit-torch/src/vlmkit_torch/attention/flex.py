@@ -1,8 +1,8 @@
 """The backend ``flex``: torch's FlexAttention for the chunks of prompts, with any mask.
 
-A mask is a rule here, not a matrix of scores: spans of an image, windows, sections, soft caps and
-sinks are part of one kernel, which torch compiles on CUDA devices. Elsewhere torch computes the
-same step by step. Decodes are computed as by ``sdpa``.
+A mask is a rule here, not a matrix of scores. Spans of an image, windows, sections, soft caps and
+sinks are part of one kernel. Torch compiles it on CUDA devices, and computes it step by step
+elsewhere. Decodes are computed as by ``sdpa``.
 """
 
 from collections.abc import Callable
