@@ -45,7 +45,7 @@ OF_CALLERS = (  # they refuse steps that no caller may ask for
     "_reads_prompt",
     "BlockPool.check_integrity",
 )
-FAMILIES = ("Qwen2Vl", "Mistral3", "GptOss", "Qwen3", "SpelledReasoning")
+FAMILIES = ("Qwen2Vl", "Mistral3", "GptOss", "Qwen3", "SpelledReasoning", "Mllama")
 OF_ENCODERS = ("MockVisionEncoder.encode", "MockVisionEncoder.close", "_features", "_numbers")
 SCHEDULER = ("scheduler", "step_plan", "waiting_queue", "prefix_sharing", "prefill_budget")
 SUBJECTS = (

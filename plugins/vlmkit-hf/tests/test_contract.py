@@ -72,6 +72,12 @@ def change(file: Path, changed: Callable[[dict[str, Any]], object]) -> None:
         file.write_text(json.dumps(content))
 
 
+def without_end(config: dict[str, Any]) -> None:
+    """Remove the end token from a config."""
+    for part in (config, config.get("text_config", {})):
+        part.pop("eos_token_id", None)
+
+
 class TestQwen2Vl(Contract):
     name = "qwen2_vl"
 
@@ -90,7 +96,7 @@ class TestMistral3(Contract):
     def without_stated_end(self, load: None, tmp_path: Path) -> None:
         self.folder = copied(self.folder, tmp_path)
         for name in ("config.json", "generation_config.json"):
-            change(self.folder / name, lambda content: content.pop("eos_token_id", None))
+            change(self.folder / name, without_end)
         self.tokenizer = HfTokenizer(Checkpoint("mistral3", self.folder), HfTokenizerSettings())
 
 
@@ -165,6 +171,11 @@ class TestSpelledReasoning(TestQwen3):
 
     def reasoning_marks(self) -> tuple[list[int], list[int]]:
         return self.tokenizer.encode("<think>"), self.tokenizer.encode("</think>")
+
+
+@pytest.mark.slow
+class TestMllama(Contract):
+    name = "mllama"
 
 
 @pytest.mark.slow
