@@ -291,6 +291,22 @@ class StreamsReasoningAsText(ToyApi):
     lines = AllLines
 
 
+class TrimsQuestions(ToyApi):
+    def conversation(self, body: Question) -> Conversation:
+        return super().conversation(msgspec.structs.replace(body, text=body.text.strip()))
+
+
+class LinesWithNamesOfTools(ToyLines):
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        deltas = [delta for chunk in chunks for delta in chunk.deltas]
+        texts = (d.name if isinstance(d, ToolCallDelta) else d.text for d in deltas)
+        return msgspec.json.encode("".join(texts)) + b"\n"
+
+
+class StreamsCallsAsText(ToyApi):
+    lines = LinesWithNamesOfTools
+
+
 class OnApi(ApiContract):
     def __init__(self, kind: type[ToyApi]) -> None:
         self._kind = kind
@@ -452,6 +468,16 @@ TABLE = Table(
             StreamsReasoningAsText,
             "Reasoning is no part of the text.",
             "reasoning_is_no_part_of_the_text",
+        ),
+        Broken(
+            TrimsQuestions,
+            "White space around a question is part of it.",
+            "any_text_stays_as_it_is",
+        ),
+        Broken(
+            StreamsCallsAsText,
+            "A call is no part of the text.",
+            "an_answer_shows_no_call_of_an_earlier_one",
         ),
     ),
 )

@@ -175,6 +175,20 @@ class ForgetsItsFacts(vlmkit.Pipeline):
         self._facts = facts
 
 
+class HasAnotherTableOfEnds(vlmkit.Pipeline):
+    def token_table(self):
+        table = list(super().token_table())
+        for token_id in self.facts.eos_ids:
+            table[token_id] = b"<end>"
+        return table
+
+
+class DetokenizesEnds(vlmkit.Pipeline):
+    def detokenize(self, token_ids):
+        num_ends = sum(token_id in self.facts.eos_ids for token_id in token_ids)
+        return super().detokenize(token_ids) + "<end>" * num_ends
+
+
 READ = "each_kind_of_answer_is_the_same_however_it_is_read"
 PROMPT = "each_part_of_a_request_is_in_its_prompt"
 ADMITTED = "admission_is_the_same_in_an_event_loop"
@@ -232,4 +246,14 @@ BROKEN = (
         raises=(RequestError,),
     ),
     Broken(ForgetsItsFacts, "The facts stay when the runner is closed.", "closing_ends_everything"),
+    Broken(
+        HasAnotherTableOfEnds,
+        "The item of each token equals token_bytes(), also of a special token.",
+        "its_token_table_has_the_bytes_of_its_tokens",
+    ),
+    Broken(
+        DetokenizesEnds,
+        "detokenize() returns a text without the tokens that end an answer.",
+        "a_prompt_can_be_tokenized_without_an_answer",
+    ),
 )

@@ -12,7 +12,7 @@ from vlmkit.interfaces.reader import AnswerReader
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.kit.plain_parser import PlainParser
 from vlmkit.kit.tool_call_parser import ToolCallParser
-from vlmkit.types.delta import Delta, TextDelta, ToolCallDelta
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.types.message import Message
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
@@ -185,6 +185,34 @@ class KnownTokens(MockTokenStream):
         return super().push(token_id) if token_id < VOCAB_SIZE else ""
 
 
+class AsciiReasoning(ChangedCalls):
+    def changed(self, delta: Delta) -> Delta:
+        if not isinstance(delta, ReasoningDelta):
+            return delta
+        return ReasoningDelta(delta.text.encode("ascii", "ignore").decode())
+
+
+class ReadsAsciiReasoning(WithCalls):
+    kind = AsciiReasoning
+
+
+class OffersNoToolsToLightPrompts(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        offered = None if options.light else tools
+        return super().prompt(messages, tools=offered, options=options)
+
+
+class IgnoresTheEffortBesideVariables(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        if options.chat_template_kwargs:
+            options = dataclasses.replace(options, reasoning_effort=None)
+        return super().prompt(messages, tools=tools, options=options)
+
+
 SEVERAL = "each_of_several_calls_has_its_own_index_and_id"
 BEFORE = "text_and_reasoning_before_a_call_stay"
 BROKEN = (
@@ -242,5 +270,20 @@ BROKEN = (
         CountsTooManyTokens,
         "vocab_size is the number of token ids that can be decoded.",
         "the_last_id_of_the_vocabulary_is_that_of_a_token",
+    ),
+    Broken(
+        ReadsAsciiReasoning,
+        "Reasoning may have any characters.",
+        "reasoning_is_separated_from_text",
+    ),
+    Broken(
+        OffersNoToolsToLightPrompts,
+        "A light prompt has the tokens of its tools.",
+        "a_light_prompt_has_the_requested_sizes",
+    ),
+    Broken(
+        IgnoresTheEffortBesideVariables,
+        "Unused variables do not change other options.",
+        "unused_template_variables_change_nothing",
     ),
 )

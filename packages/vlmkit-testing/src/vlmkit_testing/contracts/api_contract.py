@@ -161,10 +161,10 @@ class ApiContract:
     def test_any_text_stays_as_it_is(self, stream: bool) -> None:
         """Of the user and of the model, whatever the format of a response means by it."""
         runner = ScriptedRunner(script=Script(words=ODD_WORDS))
-        sent = self._chat("".join(ODD_WORDS), stream=stream)
+        sent = self._chat(f" {''.join(ODD_WORDS)} \n", stream=stream)
         (received,) = ApiServer(self.make(), runner).send(sent)
         assert received.status == 200, received.body
-        assert self.answer_of(received) == f"{''.join(ODD_WORDS)} {''.join(ODD_WORDS)}"
+        assert self.answer_of(received) == f" {''.join(ODD_WORDS)} \n {''.join(ODD_WORDS)}"
 
     @pytest.mark.parametrize(("num_deltas", "num_chunks"), [(1, 3), (2, 1), (3, 2), (99, 1)])
     def test_a_text_may_come_in_any_pieces(self, num_deltas: int, num_chunks: int) -> None:
@@ -225,6 +225,7 @@ class ApiContract:
         (second,) = self._responses(ScriptedRunner(), stream=stream, api=api)
         assert first.status == second.status == 200
         assert CALLED.encode() not in second.body
+        assert self.answer_of(first) == f"hello {ANSWER}"
         assert self.answer_of(second) == f"hello {ANSWER}"
 
     def test_an_image_reaches_the_model(self) -> None:

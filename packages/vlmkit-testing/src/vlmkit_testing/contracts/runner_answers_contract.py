@@ -124,7 +124,9 @@ class RunnerAnswersContract(RunnerSubject):
         with self._runner() as runner:
             table = token_table(runner)
             assert len(table) >= runner.facts.limits.vocab_size
-            for token_id in runner.submit(self.request()).result().choices[0].token_ids:
+            last = runner.facts.limits.vocab_size - 1
+            sampled = runner.submit(self.request()).result().choices[0].token_ids
+            for token_id in {*sampled, *runner.facts.eos_ids, 0, last // 2, last}:
                 assert table[token_id] == runner.token_bytes(token_id)
 
     def test_tokens_have_the_same_text_in_an_event_loop(self) -> None:
@@ -155,6 +157,7 @@ class RunnerAnswersContract(RunnerSubject):
                 PromptTokens(ids)
             )
             assert runner.detokenize(ids).strip() == plain.text
+            assert runner.detokenize([*ids, *runner.facts.eos_ids]).strip() == plain.text
             with pytest.raises(RequestError):
                 asyncio.run(counted(runner, Request()))
 

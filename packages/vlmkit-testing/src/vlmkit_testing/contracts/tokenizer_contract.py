@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -225,6 +226,12 @@ class TokenizerContract(
         assert tokenizer.prompt(turns, options=options).token_ids == (
             tokenizer.prompt(turns).token_ids
         )
+        if "reasoning_effort" in tokenizer.honours:
+            both = replace(options, reasoning_effort="high")
+            alone = PromptOptions(reasoning_effort="high")
+            assert tokenizer.prompt(turns, options=both).token_ids == (
+                tokenizer.prompt(turns, options=alone).token_ids
+            )
 
     def test_the_reasoning_effort_changes_the_prompt(self) -> None:
         """Different efforts give different prompts."""

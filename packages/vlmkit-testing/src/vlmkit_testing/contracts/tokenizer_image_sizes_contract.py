@@ -16,7 +16,7 @@ from vlmkit.types.message import ImagePart, Message, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import picture
-from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
 
 ODD_VALUES: tuple[Any, ...] = (None, True, "x", "", -1, 0, 1.5, 10**30, (), {}, {"x": 1})
 
@@ -118,6 +118,13 @@ class TokenizerImageSizesContract(TokenizerSubject):
         parts = [ImagePart(size, options) for options in self._sizes(image)]
         messages = [Message("user", (*parts, TextPart("?")))]
         light = self.make().prompt(messages, options=PromptOptions(light=True)).media
+        with contextlib.suppress(RequestError):  # this model takes no tools
+            both = [
+                self.make().prompt(messages, tools=tools, options=PromptOptions(light=True))
+                for tools in (None, [tool()])
+            ]
+            plain = [self.make().prompt(self._conversation(), tools=t) for t in (None, [tool()])]
+            assert len(both[1]) - len(both[0]) == len(plain[1]) - len(plain[0])
         assert [slot.num_features for slot in light] == [slot.num_features for slot in whole]
 
     def test_limits_by_the_processors_names_are_taken_or_refused(self) -> None:

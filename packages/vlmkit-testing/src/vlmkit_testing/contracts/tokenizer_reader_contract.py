@@ -15,6 +15,7 @@ from vlmkit.types.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit_testing.contracts.examples import examples as contract_examples
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read
 
+THOUGHT = "why not, żółć 日本"
 LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4
 
 examples = settings(contract_examples, max_examples=60)
@@ -120,16 +121,16 @@ class TokenizerReaderContract(TokenizerSubject):
         for shows_special in {False, "skip_special_tokens" in tokenizer.honours}:
             reader = tokenizer.reader(prompt, shows_special=shows_special)
             deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
-            assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+            assert (reasoning_of(deltas), text_of(deltas)) == (THOUGHT, "so it is")
             assert reader.num_reasoning_tokens == len(thought)
 
     def test_an_answer_may_end_within_its_reasoning(self) -> None:
         """If its length is limited, it has no text."""
         start, _ = self._marks()
-        thought = [*start, *self.make().encode("why not")]
+        thought = [*start, *self.make().encode(THOUGHT)]
         reader = self._reader()
         deltas = [delta for found in read(reader, thought) for delta in found]
-        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "")
+        assert (reasoning_of(deltas), text_of(deltas)) == (THOUGHT, "")
         assert reader.num_reasoning_tokens == len(thought)
 
     def test_reasoning_is_counted_while_it_streams(self) -> None:
@@ -157,10 +158,10 @@ class TokenizerReaderContract(TokenizerSubject):
         tokenizer = self.make()
         for prompt in opened:
             assert prompt.opens_reasoning
-            thought, said = [*tokenizer.encode("why not"), *end], tokenizer.encode("so it is")
+            thought, said = [*tokenizer.encode(THOUGHT), *end], tokenizer.encode("so it is")
             for reader in (tokenizer.reader(prompt), tokenizer.reader(prompt)):
                 deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
-                assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+                assert (reasoning_of(deltas), text_of(deltas)) == (THOUGHT, "so it is")
                 assert reader.num_reasoning_tokens == len(thought)
 
     def test_a_prompt_without_an_answers_start_opens_no_reasoning(self) -> None:
@@ -199,7 +200,7 @@ class TokenizerReaderContract(TokenizerSubject):
         tokenizer = self.make()
         prompt = Prompt(tuple(tokenizer.encode("once upon")), is_plain=True)
         start, end = self.reasoning_marks() or ((), ())
-        token_ids = [*start, *tokenizer.encode("why not"), *end, *tokenizer.encode("so")]
+        token_ids = [*start, *tokenizer.encode(THOUGHT), *end, *tokenizer.encode("so")]
         reader = tokenizer.reader(prompt)
         deltas = [delta for found in read(reader, token_ids) for delta in found]
         assert text_of(deltas).lstrip() == tokenizer.decode(token_ids).lstrip()
@@ -228,7 +229,7 @@ class TokenizerReaderContract(TokenizerSubject):
 
     def _thought(self) -> list[int]:
         start, end = self._marks()
-        return [*start, *self.make().encode("why not"), *end]
+        return [*start, *self.make().encode(THOUGHT), *end]
 
     def _opened(self, start: tuple[int, ...]) -> Iterator[Prompt]:
         """Yield prompts that open the reasoning: by a statement, or by their last token."""
