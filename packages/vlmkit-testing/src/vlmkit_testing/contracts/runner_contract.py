@@ -6,6 +6,7 @@ Facts and answers are in a further module.
 import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -179,6 +180,40 @@ class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
                 with pytest.raises(VlmkitError):
                     read(stream)
 
+    def test_requests_have_their_errors_when_a_failure_is_reported(self) -> None:
+        """A function that is told of the failure can read every answer to its end."""
+        ended: list[bool] = []
+        with self._runner() as runner:
+            streams = [self._endless(runner) for _ in range(2)]
+
+            def read_all(_: BaseException) -> None:
+                readers = [threading.Thread(target=_error_of, args=(each,)) for each in streams]
+                for reader in readers:
+                    reader.daemon = True
+                    reader.start()
+                for reader in readers:
+                    reader.join(self.timeout_s / 4)
+                ended.extend(not reader.is_alive() for reader in readers)
+
+            runner.on_failure(read_all)
+            self.fail(runner)
+            assert self._eventually(lambda: len(ended) == len(streams)), "it is not reported"
+        assert all(ended), "an answer had no error yet"
+
+    def test_closing_after_a_failure_waits_for_no_reader(self) -> None:
+        """Answers that nobody reads are behind when the failure comes."""
+        with self._runner() as runner:
+            streams = [self._endless(runner) for _ in range(2)]
+            enough = runner.facts.bounds.max_unread_tokens
+            self._eventually(lambda: all(s.usage.completion_tokens >= enough for s in streams))
+            self.fail(runner)
+            assert self._eventually(lambda: not runner.is_ready)
+            closing = threading.Thread(target=runner.close, daemon=True)
+            closing.start()
+            closing.join(self.timeout_s)
+            assert not closing.is_alive(), "close() did not return"
+            assert all(map(_error_of, streams))
+
     def _check_refused(self, runner: Runner, error: type[VlmkitError]) -> None:
         """Fail unless a request is refused, in an event loop, too."""
 
@@ -189,3 +224,12 @@ class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
             runner.submit(self.request()).result()
         with pytest.raises(error):
             asyncio.run(submitted())
+
+
+def _error_of(stream: AnswerStream) -> VlmkitError | None:
+    """Read a stream to its end; return its error."""
+    try:
+        stream.result()
+    except VlmkitError as error:
+        return error
+    return None

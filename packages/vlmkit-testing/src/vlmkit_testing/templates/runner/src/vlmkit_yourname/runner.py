@@ -51,7 +51,7 @@ class RemoteRunner:
     ) -> None:
         self._settings = settings
         self._table: list[bytes] = []
-        self._open: dict[AnswerBuffer, asyncio.Task[None]] = {}
+        self._open: dict[AnswerBuffer, tuple[asyncio.Task[None], asyncio.Event]] = {}
         self._num_starting = 0
         self._counters = dict.fromkeys(("num_finished", "num_aborted", "num_failed"), 0)
         self._is_draining = self._is_closed = False
@@ -214,8 +214,9 @@ class RemoteRunner:
             self._fail(EngineFailed(f"the other server is gone: {type(error).__name__}"))
 
     def _fail(self, error: EngineFailed) -> None:
-        for buffer in list(self._open):
+        for buffer, (_, caught_up) in list(self._open.items()):
             buffer.fail(error)
+            caught_up.set()
         with self._changed:
             if self._failure is not None:
                 return
@@ -275,7 +276,7 @@ class RemoteRunner:
         accepted: asyncio.Future[None] = self._loop.create_future()
         task = self._loop.create_task(self._read(body, buffer, accepted, caught_up))
         stop = task.cancel
-        self._open[buffer] = task
+        self._open[buffer] = task, caught_up
         task.add_done_callback(partial(self._note_end, buffer))
         reader = AnswerReader(buffer)  # dropping it cancels the task
         await accepted
@@ -299,6 +300,8 @@ class RemoteRunner:
                     while buffer.is_behind and not buffer.is_done:
                         caught_up.clear()
                         await caught_up.wait()
+                    if self._failure is not None:
+                        return
             buffer.fail(EngineError("the other server ended its answer too early"))
 
         try:
@@ -326,7 +329,7 @@ class RemoteRunner:
             self._watch.cancel()
         for buffer in list(self._open):
             buffer.abort()
-        if tasks := list(self._open.values()):
+        if tasks := [task for task, _ in self._open.values()]:
             await asyncio.wait(tasks)
         if hasattr(self, "_client"):
             await self._client.aclose()
