@@ -181,7 +181,7 @@ class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
                     read(stream)
 
     def test_requests_have_their_errors_when_a_failure_is_reported(self) -> None:
-        """A function that is told of the failure can read every answer to its end."""
+        """The callback can read every answer to its end."""
         ended: list[bool] = []
         with self._runner() as runner:
             streams = [self._endless(runner) for _ in range(2)]
