@@ -201,7 +201,7 @@ class RunnerContract(RunnerAnswersContract, RunnerRequestsContract):
         assert all(ended), "an answer had no error yet"
 
     def test_closing_after_a_failure_waits_for_no_reader(self) -> None:
-        """Answers that nobody reads are behind when the failure comes."""
+        """Unread answers are behind when the failure comes."""
         with self._runner() as runner:
             streams = [self._endless(runner) for _ in range(2)]
             enough = runner.facts.bounds.max_unread_tokens
