@@ -180,6 +180,19 @@ class LinesWithSharedCalls(ToyLines):
         return b"".join(f"call {name}\n".encode() for name in self.calls) + super().closing(usage)
 
 
+class NumberedLines(ToyLines):
+    num_sent = 0
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        lines = super().chunks(chunks)
+        type(self).num_sent += 1
+        return lines + f"line {self.num_sent}\n".encode() if lines else lines
+
+
+class NumbersTheLinesOfAllStreams(ToyApi):
+    lines = NumberedLines
+
+
 class KeepsTheCallsOfAllAnswers(ToyApi):
     lines = LinesWithSharedCalls
 
@@ -478,6 +491,11 @@ TABLE = Table(
             StreamsCallsAsText,
             "A call is no part of the text.",
             "an_answer_shows_no_call_of_an_earlier_one",
+        ),
+        Broken(
+            NumbersTheLinesOfAllStreams,
+            "An encoder is used by one request alone.",
+            "equal_requests_have_equal_responses",
         ),
     ),
 )

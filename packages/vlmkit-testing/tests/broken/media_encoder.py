@@ -458,6 +458,14 @@ class ReturnsSizesTogether(HonestEncoder):
         return [each for group in groups.values() for each in super(type(self), self).encode(group)]
 
 
+class EncodesEqualImagesOnce(HonestEncoder):
+    """Returns the same features for each image of a batch that is shown again."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = dict(zip((slot.digest for slot in slots), super().encode(slots), strict=True))
+        return [made[slot.digest] for slot in slots]
+
+
 class OnEncoder(MediaEncoderContract):
     def __init__(self, kind: type[HonestEncoder]) -> None:
         self._kind = kind
@@ -506,6 +514,11 @@ TABLE = Table(
         Broken(
             ReturnsOneBuffer,
             "The caller owns the features of each medium.",
+            "features_belong_to_the_caller_alone",
+        ),
+        Broken(
+            EncodesEqualImagesOnce,
+            "The caller owns the features of each image, of two equal ones, too.",
             "features_belong_to_the_caller_alone",
         ),
         Broken(

@@ -228,6 +228,23 @@ class RemembersEndedAnswers(NgramProposer):
         self.ended |= {tokens[i - 3 : i]: tokens[i : i + 4] for i in range(3, len(tokens))}
 
 
+class RemembersIds(NgramProposer):
+    """Drafts less for an id whose drafts were rejected, whichever answer has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rejected: set[str] = set()
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        most = 1 if sequence.id in self._rejected else num_tokens
+        return super().propose(sequence, most)
+
+    def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        super().note(sequence, num_drafted, num_accepted)
+        if num_accepted < num_drafted:
+            self._rejected.add(sequence.id)
+
+
 class OnProposer(ProposerContract):
     def __init__(self, kind: type[NgramProposer]) -> None:
         self._kind = kind
@@ -329,6 +346,11 @@ TABLE = Table(
             "An answer may be absent from a batch and return.",
             SAME,
             honest=Batching,
+        ),
+        Broken(
+            RemembersIds,
+            "forget() discards all state, so another answer may have the id.",
+            "an_id_may_be_used_again",
         ),
         Broken(
             UsesOneBoundForTheBatch,

@@ -30,6 +30,7 @@ from vlmkit_testing.contracts.api_subject import (
 
 PRIVATE = "kx7private"
 ABSENT = "no-such-model"
+MAX_COUNT = 1000  # larger integers may be times, such as nanoseconds
 ANSWER = "".join(WORDS)
 ODD_WORDS = (
     '"quoted" \\n',
@@ -216,6 +217,15 @@ class ApiContract:
         assert [self.answer_of(each) for each in received] == [f"{t} {ANSWER}" for t in texts]
 
     @pytest.mark.parametrize("stream", [False, True])
+    def test_equal_requests_have_equal_responses(self, stream: bool) -> None:
+        """But for ids and times: what counts events or tokens starts anew with each request."""
+        api = self.make()
+        first, second = (
+            self._responses(ScriptedRunner(), stream=stream, api=api)[0] for _ in range(2)
+        )
+        assert _counts_of(first.body) == _counts_of(second.body)
+
+    @pytest.mark.parametrize("stream", [False, True])
     def test_an_answer_shows_no_call_of_an_earlier_one(self, stream: bool) -> None:
         """Calls are often collected up to the end of an answer: each has its own."""
         api = self.make()
@@ -367,6 +377,26 @@ def _texts_of(value: Any) -> str:
     if isinstance(value, dict | list):
         return "".join(map(_texts_of, value.values() if isinstance(value, dict) else value))
     return value if isinstance(value, str) else ""
+
+
+def _counts_of(body: bytes) -> list[Any]:
+    """Return the lines of a response, of its JSON values the structure and small integers alone."""
+    found: list[Any] = []
+    for line in body.splitlines():
+        try:
+            found.append(_without_texts(msgspec.json.decode(line.removeprefix(b"data:"))))
+        except msgspec.DecodeError:
+            found.append(line)
+    return found
+
+
+def _without_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_texts(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_texts(each) for each in value]
+    is_count = isinstance(value, int) and value <= MAX_COUNT
+    return value if is_count or value is None else type(value).__name__
 
 
 def _png_url() -> str:

@@ -209,17 +209,21 @@ class MediaEncoderContract:
         self.agree(encoder.encode((other,))[0], encoder.encode([slot])[0])
 
     def test_features_belong_to_the_caller_alone(self) -> None:
-        """A caller that overwrites features changes neither others nor later ones."""
-        for number in range(len(self.shown)):
+        """A caller that overwrites features changes neither others nor later ones.
+
+        An image may be shown twice in a batch.
+        """
+        shown = [*self.shown, self.shown[0]]
+        for number in range(len(shown)):
             encoder = self.make()
             for encode in self._ways(encoder):
-                made = encode(self.shown)
+                made = encode(shown)
                 before = [_arrays(features) for features in made]
                 _overwrite(made[number])
                 for features, arrays in zip(made, before, strict=True):
-                    if features is not made[number]:
+                    if arrays is not before[number]:
                         _equal(_arrays(features), arrays)
-                for features, arrays in zip(encode(self.shown), before, strict=True):
+                for features, arrays in zip(encode(shown), before, strict=True):
                     _equal(_arrays(features), arrays)
 
     def test_the_precision_is_a_constant_text(self) -> None:

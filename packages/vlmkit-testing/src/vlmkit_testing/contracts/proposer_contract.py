@@ -154,6 +154,20 @@ class ProposerContract:
                 assert self._run(used, copies[2:]) == [wanted]
                 used.forget(copies[2])
 
+    def test_an_id_may_be_used_again(self) -> None:
+        """Clients choose ids: one of an ended answer may come again."""
+        used, ended = self.make(), self.sequence()
+        self._run(used, [ended])
+        used.forget(ended)
+        for seed in range(1, 4):
+            copies = [self.sequence(seed) for _ in range(3)]
+            wanted, again = (self._run(self.make(), [each])[0] for each in copies[:2])
+            if wanted != again:
+                pytest.skip("its guesses are no function of the sequence")
+            copies[2].id = ended.id
+            assert self._run(used, copies[2:]) == [wanted]
+            used.forget(copies[2])
+
     def test_drafts_depend_on_the_tokens_however_they_came(self) -> None:
         """Accepted drafts are several tokens at once, and not every step asks for drafts."""
         for seed in range(3):
