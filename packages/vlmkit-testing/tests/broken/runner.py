@@ -743,7 +743,7 @@ TABLE = Table(
         ),
         Broken(
             WaitsForReadersAfterAFailure,
-            "close() returns although nobody reads the answers.",
+            "close() does not wait for readers.",
             "closing_after_a_failure_waits_for_no_reader",
         ),
         *runner_requests.BROKEN,
