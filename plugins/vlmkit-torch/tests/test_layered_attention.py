@@ -215,6 +215,11 @@ def test_random_steps_of_aligned_chunks_agree_with_attention_written_out(
     agree_on_random_steps(AlignedHere, 100, seed=0)
 
 
+@pytest.mark.slow
+def test_ten_thousand_random_steps_with_aligned_chunks_agree_with_attention_written_out() -> None:
+    agree_on_random_steps(AlignedHere, 10_000, seed=1)
+
+
 def test_later_chunks_of_plain_layers_have_no_mask_on_cuda(
     built: Built, load: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
