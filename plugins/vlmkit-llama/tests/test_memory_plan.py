@@ -67,10 +67,10 @@ print(resident() - before)
 @pytest.mark.parametrize(
     ("family", "kind", "more"),
     [
-        pytest.param("llama", "F16", {}, marks=pytest.mark.slow),
+        ("llama", "F16", {}),
         pytest.param("llama", "Q8_0", {"cache_dtype": "f32"}, marks=pytest.mark.slow),
         pytest.param("llama", "Q4_0", {}, marks=pytest.mark.slow),
-        ("mamba2", "F16", {}),
+        pytest.param("mamba2", "F16", {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_memory_of_an_engine_is_planned(

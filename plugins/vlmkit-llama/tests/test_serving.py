@@ -181,6 +181,7 @@ def _try_mutated_projectors(folder: Path, place: Path, num: int) -> dict[str, in
     return _try_mutated(projector, num, 3, place / projector.name, model)
 
 
+@pytest.mark.slow
 def test_a_mutated_projector_is_rejected_or_answers(pair: Made, tmp_path: Path) -> None:
     counts = _try_mutated_projectors(pair("smolvlm"), tmp_path, 30)
     assert counts["rejected"] > 6

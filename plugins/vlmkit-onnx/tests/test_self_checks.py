@@ -42,6 +42,7 @@ def stored(folder: Path) -> dict[str, Any]:
         return {name: arrays[name] for name in arrays.files}
 
 
+@pytest.mark.slow
 def test_an_export_has_two_sample_images_and_passes_its_check(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

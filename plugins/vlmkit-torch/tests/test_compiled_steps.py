@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 Load = Callable[..., Any]
 NUM_STEPS = 100
-ALWAYS = ("llama", "gemma2")  # the other families are slow tests
+ALWAYS = ("llama",)  # the other families are slow tests
 
 
 @pytest.fixture(autouse=True)
