@@ -4,6 +4,7 @@ import logging
 import math
 import sqlite3
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -45,7 +46,11 @@ class DistinguishesRequestsByTheirIds(Observer):
 
 class IteratesOverChangingNumbers(Counters):
     def stats(self) -> Mapping[str, float]:
-        return {name: self._counts[name] for name in self._counts}
+        found = {}
+        for name in self._counts:
+            time.sleep(0.0005)  # as if there were many
+            found[name] = self._counts[name]
+        return found
 
 
 class DividesByZero(Counters):

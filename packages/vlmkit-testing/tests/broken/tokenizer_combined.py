@@ -32,7 +32,7 @@ class DecodesIntoOneBuffer(MockTokenizer):
 
     def decode(self, token_ids: Seq[int]) -> str:
         self.token_ids = token_ids
-        time.sleep(0)
+        time.sleep(0.0005)
         return super().decode(self.token_ids)
 
 

@@ -275,10 +275,12 @@ class ObserverContract:
 
     def test_its_numbers_may_be_read_while_events_arrive(self) -> None:
         """Also while a name becomes a number for the first time, as for a new kind of error."""
-        observer, problems, is_over = self.make(), list[Exception](), threading.Event()
+        observer, problems = self.make(), list[Exception]()
+        is_read, is_over = threading.Event(), threading.Event()
 
         def read() -> None:
             while not is_over.is_set():
+                is_read.set()
                 try:
                     observer.stats()
                 except Exception as error:  # noqa: BLE001 - reported below
@@ -293,6 +295,11 @@ class ObserverContract:
                 kind = type(f"Kind{number}Error", (EngineError,), {})
                 observer.failed(self._request(), kind("the engine failed"), 3.0)
                 self._serve(observer, self._request())
+                if problems:
+                    break
+                if number % 10 == 0:  # what follows happens during a read
+                    is_read.clear()
+                    is_read.wait(1.0)
         finally:
             is_over.set()
             reading.join()
