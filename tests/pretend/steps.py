@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from vlmkit.interfaces.engine import Engine
+from vlmkit.interfaces.features import MediaFeatures
+from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.types.sampling import SamplingParams
 from vlmkit_testing.contracts.engine_host import EngineHost, Features
@@ -30,6 +32,19 @@ def logits_of(
     for sequence in sequences:
         engine.release(sequence)
     return found
+
+
+def logits_about_images(engine: Engine, encoder: MediaEncoder, prompt: Prompt) -> list[np.ndarray]:
+    """Return the logits of an answer to a prompt with images, token by token."""
+
+    def features(prompt: Prompt) -> dict[int, MediaFeatures]:
+        return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
+
+    host = EngineHost(engine, features)
+    sequence = host.sequence(prompt)
+    assert host.admit(sequence) == 0
+    host.prefill(sequence)
+    return [host.step([host.next_item(sequence, 30 + i)]).copy() for i in range(5)]
 
 
 def for_sampler(sequence: EngineSequence, params: SamplingParams | None = None) -> EngineSequence:

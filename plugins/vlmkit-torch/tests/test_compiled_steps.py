@@ -16,8 +16,7 @@ import torch
 
 import zoo
 from parity import runner
-from pretend.steps import begin, logits_of
-from vlmkit.interfaces.prompt import Prompt
+from pretend.steps import begin, logits_about_images, logits_of
 from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch.engine import compiled_steps
 
@@ -91,20 +90,9 @@ def test_answers_about_images_are_those_of_the_plain_model(
 ) -> None:
     prompt = runner.prompts(name, runner.config_of(saved(name)))[0]
 
-    def answers(**settings: Any) -> tuple[list[np.ndarray], Any]:
-        engine, encoder = load(name, **settings)
-
-        def features(prompt: Prompt) -> dict[int, Any]:
-            return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
-
-        host = EngineHost(engine, features)
-        sequence = host.sequence(prompt)
-        assert host.admit(sequence) == 0
-        host.prefill(sequence)
-        return [host.step([host.next_item(sequence, 30 + i)]).copy() for i in range(4)], engine
-
-    expected, _ = answers()
-    found, engine = answers(compile=True)
+    expected = logits_about_images(*load(name), prompt)
+    engine, encoder = load(name, compile=True)
+    found = logits_about_images(engine, encoder, prompt)
     assert compiled_of(engine).is_used
     for row, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(row, wanted, atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ import torch
 import zoo
 from parity import runner
 from pretend.cuda_graphs import Graph
-from pretend.steps import TEXTS, begin
+from pretend.steps import TEXTS, begin, logits_about_images
 from pretend.torch_cuda import CUDA, pretended_cuda
 from vlmkit.errors import EngineError
 from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED
@@ -89,22 +89,10 @@ def test_answers_about_images_are_those_of_the_cpu(
 ) -> None:
     prompt = runner.prompts(name, runner.config_of(saved(name)))[0]
 
-    def answers(**settings: Any) -> tuple[list[np.ndarray], Any]:
-        engine, encoder = load(name, **settings)
-
-        def features(prompt: Prompt) -> dict[int, Any]:
-            return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
-
-        host = EngineHost(engine, features)
-        sequence = host.sequence(prompt)
-        assert host.admit(sequence) == 0
-        host.prefill(sequence)
-        steps = [host.step([host.next_item(sequence, 30 + i)]).copy() for i in range(5)]
-        return steps, engine
-
-    expected, _ = answers()
+    expected = logits_about_images(*load(name), prompt)
     with pretended_cuda():
-        found, engine = answers(device="cuda")
+        engine, encoder = load(name, device="cuda")
+        found = logits_about_images(engine, encoder, prompt)
         assert graphs_of(engine).num_replays > 0
 
     for row, wanted in zip(found, expected, strict=True):

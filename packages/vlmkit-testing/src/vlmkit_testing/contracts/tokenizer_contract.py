@@ -40,7 +40,7 @@ TEXTS = (
     "\n\n  it\n",
     "",
 )
-SWITCH_S = 1e-5  # after which another thread has its turn
+SWITCH_S = 1e-5  # after which another thread may run
 NUM_ROUNDS = 16
 
 
@@ -249,11 +249,11 @@ class TokenizerContract(
     def test_a_prompt_is_a_function_of_its_conversation(self) -> None:
         """Also in concurrent threads."""
         tokenizer, asked = self.make(), [[self._asked(f"What is this? {i}")] for i in range(4)]
-        expected = [_told(tokenizer.prompt(messages)) for messages in asked]
+        expected = [_identity(tokenizer.prompt(messages)) for messages in asked]
         assert len(set(expected)) == len(asked)
-        with ThreadPoolExecutor(4) as pool, _many_turns():
+        with ThreadPoolExecutor(4) as pool, _frequent_switches():
             prompts = list(pool.map(tokenizer.prompt, asked * NUM_ROUNDS))
-        assert [_told(prompt) for prompt in prompts] == expected * NUM_ROUNDS
+        assert [_identity(prompt) for prompt in prompts] == expected * NUM_ROUNDS
 
     def test_every_method_may_run_in_several_threads(self) -> None:
         """Each gets its own tokens, texts, tools and answers."""
@@ -273,7 +273,7 @@ class TokenizerContract(
                 start.wait()
                 return [work() for _ in range(NUM_ROUNDS)]
 
-            with ThreadPoolExecutor(len(works)) as pool, _many_turns():
+            with ThreadPoolExecutor(len(works)) as pool, _frequent_switches():
                 made = list(pool.map(run, works))
             assert made == [[each] * NUM_ROUNDS for each in expected]
 
@@ -296,7 +296,7 @@ class TokenizerContract(
 
 
 @contextlib.contextmanager
-def _many_turns() -> Iterator[None]:
+def _frequent_switches() -> Iterator[None]:
     """Make threads switch so often that they interleave everywhere."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
@@ -306,7 +306,7 @@ def _many_turns() -> Iterator[None]:
         sys.setswitchinterval(before_s)
 
 
-def _told(prompt: Prompt) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+def _identity(prompt: Prompt) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
     """Return what distinguishes prompts."""
     return prompt.token_ids, tuple(slot.digest for slot in prompt.media)
 

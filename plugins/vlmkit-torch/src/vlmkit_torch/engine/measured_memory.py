@@ -28,13 +28,13 @@ from vlmkit_torch.engine.static_steps import MAX_SHAPES, MIN_TABLE_TOKENS
 from vlmkit_torch.loading.weights import LoadedModel
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 from vlmkit_torch.support import sizing
+from vlmkit_torch.support.sizing import size_text
 from vlmkit_torch.vision.encoder import encoder_of
 
 log = logging.getLogger(__name__)
 
 SMALL_CACHE = 1 / 4  # of the planned cache; it limits the context of the step that is measured
 MAX_PIXELS = 2**24  # of an image to encode; most processors shrink it
-GIB, MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MeasuredNeeds:
             "the largest image batch and kept features": self.image_bytes,
             "recurrent states": self.state_bytes,
         }
-        return ", ".join(f"{name} {_size(size)}" for name, size in needs.items() if size)
+        return ", ".join(f"{name} {size_text(size)}" for name, size in needs.items() if size)
 
 
 class MeasuredEngine(SizedEngine, Protocol):
@@ -88,7 +88,10 @@ def settings_to_measure(settings: EngineSettings, device: torch.device) -> Engin
     """Return the settings of the engine that is measured: with a small cache, without graphs."""
     planned = hardware.cache_bytes(device, settings.memory_fraction)
     return msgspec.structs.replace(
-        settings, cache_gib=max(1, planned * SMALL_CACHE) / GIB, cuda_graphs=False, compile=False
+        settings,
+        cache_gib=max(1, planned * SMALL_CACHE) / sizing.GIB,
+        cuda_graphs=False,
+        compile=False,
     )
 
 
@@ -143,18 +146,18 @@ def cache_bytes(
     faults.free_memory(device)
     free_bytes, least = hardware.free_bytes(device), MIN_TABLE_TOKENS * token_bytes
     left = int(free_bytes * memory_fraction) - needs.num_bytes
-    found = f"{_size(free_bytes)} of {str(device)!r} are free beside the weights; {needs}"
+    found = f"{size_text(free_bytes)} of {str(device)!r} are free beside the weights; {needs}"
     if left >= least:
         log.info(
             "measured memory: %s; the cache gets %s; the project verified no such measurement on a "
             "GPU, `python benchmarks/gpu_day.py` does",
-            *(found, _size(left)),
+            *(found, size_text(left)),
         )
         return left
     raise ConfigError(
         f"too little memory is left for a cache: {found}; engine.memory_fraction = "
-        f"{memory_fraction:g} leaves {_size(max(0, left))}, and the smallest cache, of "
-        f"{MIN_TABLE_TOKENS} tokens, takes {_size(least)}",
+        f"{memory_fraction:g} leaves {size_text(max(0, left))}, and the smallest cache, of "
+        f"{MIN_TABLE_TOKENS} tokens, takes {size_text(least)}",
         hint="lower scheduler.max_step_tokens, engine.max_sequences or "
         "media_encoder.max_batch_images, raise engine.memory_fraction, or free memory of the "
         "device; engine.cache_gib states the cache without a measurement",
@@ -225,7 +228,3 @@ def _largest_image(tokenizer: Tokenizer, max_pixels: int, max_tokens: int) -> tu
             return slots
         side //= 2
     return ()
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"

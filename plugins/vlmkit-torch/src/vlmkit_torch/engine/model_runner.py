@@ -184,7 +184,9 @@ class ModelRunner:
         self, items: list[WorkItem], next_tokens: NextTokens | None
     ) -> tuple[torch.Tensor, Batch]:
         """Return the last hidden states of all tokens of a pass, and how it was laid out."""
-        graphs, is_decode = self.graphs, all(map(_is_decode, items))
+        graphs = self.graphs
+        may_repeat = graphs is not None or self._compiled is not None
+        is_decode = may_repeat and all(map(_is_decode, items))
         if graphs is not None and is_decode and graphs.may_compute(items):
             num_axes = max(self.states[item.sequence].layout.num_axes for item in items)
             if (static := graphs.steps.step_for(items, num_axes)) is not None:

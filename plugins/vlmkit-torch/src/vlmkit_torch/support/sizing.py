@@ -293,10 +293,11 @@ def expansion(checkpoint: Checkpoint, dtype: str, packing: Packing | None = None
 
 def sizes(num_bytes: int, peak_bytes: int) -> str:
     """Return the memory of weights in words."""
-    return f"{_size(num_bytes)}, at most {_size(peak_bytes)} while they are read"
+    return f"{size_text(num_bytes)}, at most {size_text(peak_bytes)} while they are read"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Return a number of bytes in words."""
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
