@@ -134,7 +134,10 @@ def cpu_s_of_trials(server):
     [pytest.param(1, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 32],
 )
 def test_trials_of_one_request_share_a_cpu_time_limit(server, num_tools):
-    """Tools whose trial exceeds the limit stay unconstrained."""
+    """Tools whose trial exceeds the limit stay unconstrained.
+
+    With a limit for each tool, 32 tools compute for more than 20 seconds.
+    """
     before_s = cpu_s_of_trials(server)
     tools = [
         {"type": "function", "function": {"name": f"t{n}", "parameters": {"title": "spin"}}}
@@ -144,7 +147,7 @@ def test_trials_of_one_request_share_a_cpu_time_limit(server, num_tools):
     assert answer.status_code == 200, answer.text
     assert "t0#" in answer.headers["x-vlmkit-unconstrained"]
     assert eventually(lambda: not trials(server))
-    assert cpu_s_of_trials(server) - before_s < 2.3
+    assert cpu_s_of_trials(server) - before_s < 6
 
 
 def test_a_long_trial_lowers_its_priority(server):

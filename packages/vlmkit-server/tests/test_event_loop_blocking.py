@@ -1,7 +1,9 @@
 """No request blocks the event loop: other clients are answered meanwhile.
 
 ``watched_server`` measures a stop as the time that the server's process computes between two ticks
-of its loop. Another client requests ``/healthz`` during each attack.
+of its loop. Another client requests ``/healthz`` during each attack. A busy machine makes any stop
+longer, so an attack runs up to three times, and the shortest result counts: a request that blocks
+the loop does so each time.
 """
 
 import json
@@ -17,6 +19,7 @@ from running_server import chat, http_client, http_request, scripted
 from watched_server import WatchedProcess, watched
 
 MAX_STOP_S = 0.2
+NUM_ATTEMPTS = 3
 MANY = 8_000_000
 
 pytestmark = pytest.mark.posix
@@ -48,15 +51,31 @@ def other_client(server):
     assert set(answers) <= {200}
 
 
+def without_long_stop(server, attack):
+    """Run an attack while another client sends requests; the loop must not block.
+
+    Returns:
+        what the attack returned.
+    """
+    stops_s = []
+    while len(stops_s) < NUM_ATTEMPTS:
+        server.stops()
+        with other_client(server):
+            result = attack()
+        stops_s.append(server.longest_stop_s())
+        if stops_s[-1] < MAX_STOP_S:
+            return result
+    raise AssertionError(f"the event loop stopped for {stops_s} s")
+
+
 def post_beside_other_client(server, body, path="/v1/chat/completions"):
     """Send a body while another client sends requests; the loop must not block."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
-    server.stops()
-    with other_client(server):
-        answer = server.http.post(f"{server.url}{path}", content=content, headers=headers)
-    assert server.longest_stop_s() < MAX_STOP_S
-    return answer
+    url = f"{server.url}{path}"
+    return without_long_stop(
+        server, lambda: server.http.post(url, content=content, headers=headers)
+    )
 
 
 def listed(item, num):
@@ -148,11 +167,12 @@ def test_concurrent_large_images_do_not_block_the_event_loop(server):
             url = f"{server.url}/v1/chat/completions"
             return http.post(url, content=body, headers=headers).status_code
 
-    server.stops()
-    with other_client(server), ThreadPoolExecutor(8) as clients:
-        answers = [clients.submit(status) for _ in range(8)]
-        assert [answer.result() for answer in answers] == [400] * 8
-    assert server.longest_stop_s() < MAX_STOP_S
+    def attack():
+        with ThreadPoolExecutor(8) as clients:
+            answers = [clients.submit(status) for _ in range(8)]
+            return [answer.result() for answer in answers]
+
+    assert without_long_stop(server, attack) == [400] * 8
 
 
 def test_a_body_at_its_structural_limits_does_not_block_the_event_loop(server):
@@ -249,16 +269,17 @@ def test_thousands_of_embeddings_do_not_block_the_event_loop(server):
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_disconnect_from_a_large_answer_does_not_block_the_event_loop(server, is_written):
     body = large_answers(16, 500)["/v1/chat/completions"]
-    server.stops()
-    with other_client(server), socket.create_connection(server.address) as reader:
-        reader.sendall(http_request(body))
-        if is_written:
-            assert b" 200 " in reader.recv(4096)
-        else:
-            time.sleep(0.5)  # the answer so far is freed
-    with other_client(server):
-        assert server.client.chat.completions.create(**chat("hello", max_tokens=1))
-    assert server.longest_stop_s() < MAX_STOP_S
+
+    def attack():
+        with socket.create_connection(server.address) as reader:
+            reader.sendall(http_request(body))
+            if is_written:
+                assert b" 200 " in reader.recv(4096)
+            else:
+                time.sleep(0.5)  # the answer so far is freed
+        return server.client.chat.completions.create(**chat("hello", max_tokens=1))
+
+    assert without_long_stop(server, attack)
 
 
 @pytest.mark.slow
