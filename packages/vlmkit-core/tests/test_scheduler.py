@@ -170,6 +170,19 @@ def test_drafts_run_only_if_they_cost_less_than_a_step(mixes, num_answers, num_d
     assert all(item.num_rows == item.num_tokens == 1 + num_drafts for item in step.items)
 
 
+@pytest.mark.parametrize(("num_prompt", "num_drafts"), [(0, 17), (8, 1)])
+def test_drafts_leave_tokens_of_a_step_for_prompts(num_prompt, num_drafts):
+    w = new_loop(replace(LIMITS, max_draft_tokens=20, max_item_rows=21), max_step_tokens=18)
+    w.add(answer := sequence(4, 30))
+    w.step()
+    answer.drafts = tuple(range(20))
+    if num_prompt:
+        w.add(sequence(num_prompt))
+    items = w.scheduler.plan(w.cache).items
+    assert [len(item.drafts) for item in items] == [num_drafts, *[0] * (len(items) - 1)]
+    assert len(items) == 1 + bool(num_prompt)
+
+
 def test_a_long_prompt_runs_in_chunks_with_a_row_only_at_its_end():
     w = new_loop(max_step_tokens=8, cache_options={"shares_prefixes": False})
     w.add(sequence(20, 1))

@@ -16,7 +16,7 @@ from vlmkit.types.completion import Chunk
 from vlmkit.types.delta import ToolCallDelta
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.interfaces.api import Route
-from vlmkit_server.interfaces.conversation import Conversation
+from vlmkit_server.interfaces.conversation import Conversation, ImageSource
 from vlmkit_testing import ApiContract
 from vlmkit_testing.contracts.api_contract import MODEL, Received, Sent
 
@@ -117,7 +117,7 @@ class SharesItsText(ToyApi):
 
 class DropsImages(ToyApi):
     def conversation(self, body: Question) -> Conversation:
-        return super().conversation(msgspec.structs.replace(body, image=None))
+        return super().conversation(msgspec.structs.replace(body, images=[]))
 
 
 class WritesOpenAisErrors(ToyApi):
@@ -320,6 +320,26 @@ class StreamsCallsAsText(ToyApi):
     lines = LinesWithNamesOfTools
 
 
+class NamesTheImages(ToyApi):
+    def image(self, number: int, source: str) -> ImageSource:
+        return ImageSource("images", source)
+
+
+class NamesTheFirstImage(ToyApi):
+    def image(self, number: int, source: str) -> ImageSource:
+        return ImageSource("images[0]", source)
+
+
+class CountsImagesFromOne(ToyApi):
+    def image(self, number: int, source: str) -> ImageSource:
+        return ImageSource(f"images[{number + 1}]", source)
+
+
+class NamesImagesAsAnotherApi(ToyApi):
+    def image(self, number: int, source: str) -> ImageSource:
+        return ImageSource(f"messages[0].content[{number + 1}].image_url.url", source)
+
+
 class OnApi(ApiContract):
     def __init__(self, kind: type[ToyApi]) -> None:
         self._kind = kind
@@ -332,7 +352,7 @@ class OnApi(ApiContract):
 
     def chat(self, text: str, *, stream: bool, image_url: str = "") -> Sent | None:
         body = {"model": MODEL, "text": text, "stream": stream}
-        return Sent(ASK, body | ({"image": image_url} if image_url else {}))
+        return Sent(ASK, body | ({"images": [image_url]} if image_url else {}))
 
     def answer_of(self, received: Received) -> str:
         if received.headers["content-type"].startswith("text/plain"):
@@ -496,6 +516,15 @@ TABLE = Table(
             NumbersTheLinesOfAllStreams,
             "An encoder is used by one request alone.",
             "equal_requests_have_equal_responses",
+        ),
+        *(
+            Broken(kind, promise, "an_error_about_an_image_names_its_path_in_the_body")
+            for kind, promise in (
+                (NamesTheImages, "An error about an image names this image alone."),
+                (NamesTheFirstImage, "An error about an image names it among others."),
+                (CountsImagesFromOne, "The paths of fields count from 0."),
+                (NamesImagesAsAnotherApi, "An error names fields of the client's body."),
+            )
         ),
     ),
 )

@@ -8,10 +8,12 @@ from honest.engine import AttentionEngine, Floats
 from msgspec import structs
 
 from broken.broken import Broken
-from vlmkit.interfaces.engine import Admission
+from broken.engine_subjects import OnMock
+from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED, Admission
 from vlmkit.interfaces.prompt import Prompt, PromptPlan
 from vlmkit.interfaces.step import StepOutput, WorkItem
 from vlmkit.interfaces.view import SequenceView
+from vlmkit_mock.engine import MockEngine
 
 
 class ReadsInOneThread(AttentionEngine):
@@ -131,6 +133,106 @@ class DropsItsCounters(CountsItsSteps):
         super().close()
 
 
+class NamesACounterWhenItFirstCounts(CountsItsSteps):
+    """Has a counter of refused admissions from the first one on."""
+
+    num_refused = 0
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        self.num_refused += admission is None
+        return admission
+
+    def counters(self) -> dict[str, int]:
+        refused = {"num_refused": self.num_refused} if self.num_refused else {}
+        return super().counters() | refused
+
+
+class CountsAdmittedSequences(CountsItsSteps):
+    """Has a number that falls when a sequence is released."""
+
+    def counters(self) -> dict[str, int]:
+        return super().counters() | {"num_admitted": self.pool.num_sequences}
+
+
+class CountsReservationsAsSteps(CountsItsSteps):
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        self.num_steps += 1
+        return super().reserve(sequence, num_tokens)
+
+    def counters(self) -> dict[str, int]:
+        return {NUM_REPLAYED: self.num_steps, NUM_RECOMPUTED: 0}
+
+
+class KeepsWhatIsNeverComputed(AttentionEngine):
+    """Prepares an admitted sequence, and drops that with the first step alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: dict[SequenceView, Any] = {}
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        if admission is not None:
+            self.prepared[sequence] = sequence.prompt
+        return admission
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        for item in items:
+            self.prepared.pop(item.sequence, None)
+        return super().forward(items)
+
+
+class KeepsTheItemsOfAFailedStep(AttentionEngine):
+    failed: Seq[WorkItem] = ()
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        before, self.failed = self.failed, items
+        output = super().forward(items)
+        self.failed = before
+        return output
+
+
+class KeepsTheRoomOfDrafts(AttentionEngine):
+    """Frees the last block of drafts when they are truncated, and not before."""
+
+    drafting: SequenceView | None = None
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        self.drafting = next((item.sequence for item in items if item.drafts), None)
+        return super().forward(items)
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        self.drafting = None
+        super().truncate(sequence, num_tokens)
+
+    def release(self, sequence: SequenceView) -> None:
+        super().release(sequence)
+        if sequence is self.drafting:
+            self.pool._take()
+            self.drafting = None
+
+
+class KeepsAStepAheadUntilTheNext(MockEngine):
+    """Keeps the items of a started step for the one that follows it."""
+
+    started: Seq[WorkItem] = ()
+
+    def forward_next(self, items: Seq[WorkItem], token_ids: Any) -> StepOutput:
+        self.started = items
+        return super().forward_next(items, token_ids)
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        self.started = ()
+        super().truncate(sequence, num_tokens)
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        self.started = ()
+        return super().forward(items)
+
+
+ANY_CALL = "a_sequence_may_be_released_after_any_call"
+
 LIFE = (
     Broken(
         ReadsInOneThread,
@@ -184,5 +286,43 @@ LIFE = (
         "Counters keep their names.",
         "counters_never_fall_and_keep_their_names",
         honest=CountsItsSteps,
+    ),
+    *(
+        Broken(component, promise, "counters_never_fall_and_keep_their_names", honest=honest)
+        for component, promise, honest in (
+            (
+                NamesACounterWhenItFirstCounts,
+                "The names of counters are constant.",
+                CountsItsSteps,
+            ),
+            (CountsAdmittedSequences, "Counters never fall.", CountsItsSteps),
+            (
+                CountsReservationsAsSteps,
+                "num_replayed_steps are steps that a graph computed.",
+                CountsItsSteps,
+            ),
+        )
+    ),
+    Broken(
+        KeepsWhatIsNeverComputed,
+        "A sequence that is released before its first step is not referenced.",
+        ANY_CALL,
+    ),
+    Broken(
+        KeepsTheItemsOfAFailedStep,
+        "A sequence that is released after a failed step is not referenced.",
+        ANY_CALL,
+    ),
+    Broken(
+        KeepsTheRoomOfDrafts,
+        "A sequence may be released before its drafts are truncated.",
+        ANY_CALL,
+    ),
+    Broken(
+        KeepsAStepAheadUntilTheNext,
+        "A sequence that is released after forward_next is not referenced.",
+        ANY_CALL,
+        honest=MockEngine,
+        on=OnMock,
     ),
 )

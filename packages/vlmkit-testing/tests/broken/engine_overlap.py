@@ -103,6 +103,39 @@ class ReadsWhenAsked(MockEngine):
         return output
 
 
+class ReadsItsOutputLate(MockEngine):
+    """Returns rows in one array, and reads that when the host waits."""
+
+    rows: Any = None
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        return self._placed(super().forward(items))
+
+    def forward_next(self, items: Seq[WorkItem], token_ids: Any) -> StepOutput:
+        return self._placed(super().forward_next(items, token_ids))
+
+    def _placed(self, output: StepOutput) -> StepOutput:
+        if output.logits is None:
+            return output
+        logits = np.asarray(output.logits)
+        if self.rows is None or len(self.rows) < len(logits):
+            self.rows = np.zeros((8, logits.shape[1]), logits.dtype)
+        self.rows[: len(logits)] = logits
+        return StepOutput(self.rows[: len(logits)], output.hidden)
+
+
+class ReadsIntoOneBuffer(MockEngine):
+    """Copies what is read at once, but into the same memory each time."""
+
+    buffer: Any = None
+
+    def start_read(self, array: Any) -> Callable[[], Any]:
+        if self.buffer is None or self.buffer.shape != array.shape:
+            self.buffer = np.zeros_like(array)
+        self.buffer[:] = array
+        return lambda: self.buffer
+
+
 STEPS_AHEAD = "a_step_ahead_has_the_rows_of_its_tokens"
 PROMISE = "The result equals that of forward once the sequences hold the tokens."
 
@@ -127,6 +160,16 @@ OVERLAP = tuple(
             ReadsWhenAsked,
             "start_read returns a function that waits for this copy.",
             "a_read_returns_what_was_there_when_it_was_started",
+        ),
+        (
+            ReadsItsOutputLate,
+            "start_read copies the rows of a step before the next one replaces them.",
+            "reads_may_end_after_further_steps_and_in_any_order",
+        ),
+        (
+            ReadsIntoOneBuffer,
+            "Each function of start_read returns its own copy.",
+            "reads_may_end_after_further_steps_and_in_any_order",
         ),
     )
 )

@@ -212,6 +212,45 @@ class CountsInOneThread(AttentionEngine):
         return super().num_free_tokens
 
 
+class CountsSharedBlocksForEach(AttentionEngine):
+    """Subtracts the tokens of every admitted sequence."""
+
+    @property
+    def num_free_tokens(self) -> int:
+        tables = self.pool._tables.values()
+        num_blocks = sum(len(table.blocks) for table in tables)
+        return max(0, self.limits.capacity_tokens - num_blocks * self.pool.block_tokens)
+
+
+class CountsWhatWasFoundAsFree(AttentionEngine):
+    """Subtracts of each sequence only what was not cached when it was admitted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached: dict[SequenceView, int] = {}
+
+    @property
+    def num_free_tokens(self) -> int:
+        taken = [
+            len(table.blocks) * self.pool.block_tokens - self.cached[sequence]
+            for sequence, table in self.pool._tables.items()
+        ]
+        return self.limits.capacity_tokens - sum(taken)
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        if admission is not None:
+            self.cached[sequence] = admission.num_cached
+        return admission
+
+
+class RefusesWhatSharesItsRoom(AttentionEngine):
+    """Requires room for the whole sequence, also where most of it is shared."""
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        return super().admit(sequence) if len(sequence) < self.num_free_tokens else None
+
+
 ROOM = (
     Broken(
         AdmitsMoreThanItClaims,
@@ -316,5 +355,19 @@ ROOM = (
         CountsInOneThread,
         "num_free_tokens may be read from any thread.",
         "free_room_is_counted",
+    ),
+    *(
+        Broken(component, promise, "free_room_counts_shared_tokens_as_admit_takes_them")
+        for component, promise in (
+            (CountsSharedBlocksForEach, "Shared tokens count once."),
+            (
+                CountsWhatWasFoundAsFree,
+                "Tokens stay allocated when the sequence ends from which they were shared.",
+            ),
+            (
+                RefusesWhatSharesItsRoom,
+                "A sequence is refused only if num_free_tokens do not suffice.",
+            ),
+        )
     ),
 )

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
+from honest.media_encoder import CachingEncoder
 
 from broken.broken import Broken, Table
 from vlmkit.interfaces.features import MediaFeatures
@@ -448,6 +449,61 @@ class TrustsItsTransform(HonestEncoder):
         return changed(made, lambda rows, i: rows * (0.5 if slots[i].transform is None else 1.0))
 
 
+class CountsRowsByTheRange(HonestEncoder):
+    """Returns a row for each token of a slot but its two markers."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        numbers = [min(slot.stop - slot.start - 2, slot.num_features + 1) for slot in slots]
+        return [
+            dataclasses.replace(
+                f, num_tokens=number, embeddings=np.resize(f.embeddings, (number, 8))
+            )
+            for f, number in zip(made, numbers, strict=True)
+        ]
+
+
+class EncodesTheTextsAround(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        lengths = [len("".join(slot.around or ())) for slot in slots]
+        return changed(super().encode(slots), lambda rows, i: rows + lengths[i])
+
+
+class ReadsNoEncodedRows(HonestEncoder):
+    """Returns zeros where the rows of the encoder are stated."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        gains = [0.0 if slot.num_encoded else 1.0 for slot in slots]
+        return changed(super().encode(slots), lambda rows, i: rows * gains[i])
+
+
+class FindsFeaturesByDigests(ScopedEncoder):
+    """Finds features by the digest alone, in any scope, and returns copies."""
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        for slot in slots:
+            if (slot.digest, b"") not in self.known:
+                self.known[slot.digest, b""] = self.encode([slot])[0]
+        found = [self.known[slot.digest, b""] for slot in slots]
+        return changed(found, lambda rows, _: rows.copy())
+
+
+class SharesFeaturesWithinABatch(ScopedEncoder):
+    """Returns the same features for equal media of a batch, whatever their scopes."""
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        contents = [np.from_dlpack(slot.inputs["digest"]).tobytes() for slot in slots]
+        made = dict(zip(contents, self.encode(slots), strict=True))
+        return [made[content] for content in contents]
+
+
+class CachesForAllScopes(CachingEncoder):
+    """Caches by content, which is right, but for all scopes."""
+
+    def _cached(self, slot: MediaSlot, key: tuple[bytes, bytes]) -> MediaFeatures:
+        return super()._cached(slot, (b"", key[1]))
+
+
 class ReturnsSizesTogether(HonestEncoder):
     """Encodes media of one size at a time, and returns them in that order."""
 
@@ -536,6 +592,30 @@ TABLE = Table(
             DependsOnTheDigest,
             "Features are a function of the inputs alone.",
             "features_depend_on_the_inputs_and_not_on_the_digest",
+        ),
+        *(
+            Broken(kind, promise, "no_other_field_of_a_slot_changes_features")
+            for kind, promise in (
+                (CountsRowsByTheRange, "A slot has num_features rows, whatever its range."),
+                (EncodesTheTextsAround, "Texts around a medium are for the prompt."),
+                (ReadsNoEncodedRows, "num_encoded of 0 means num_features."),
+            )
+        ),
+        *(
+            Broken(kind, promise, "scopes_of_one_batch_share_nothing", honest=honest)
+            for kind, promise, honest in (
+                (FindsFeaturesByDigests, "A scope never has another's features.", ScopedEncoder),
+                (
+                    SharesFeaturesWithinABatch,
+                    "Features of two scopes share no memory.",
+                    ScopedEncoder,
+                ),
+                (
+                    CachesForAllScopes,
+                    "A scope does not learn from response times what another one sent.",
+                    CachingEncoder,
+                ),
+            )
         ),
         Broken(
             KeepsItsLastBatch,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import shutil
 import socket
@@ -336,6 +337,87 @@ class RefusesInTwoLines(Store):
         return reason and f"{reason}\n{reason}"
 
 
+class OwnFingerprint(Checkpoint):
+    """A model's folder with another fingerprint."""
+
+    def fact(self, file: Path) -> object:
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        files = sorted(path for path in self.path.rglob("*") if path.is_file())
+        facts = [(path.name, self.fact(path)) for path in files if path.name[0] != "."]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+class OfSizesAndTimes(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return file.stat().st_size, file.stat().st_mtime_ns
+
+
+class OfSizes(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return file.stat().st_size
+
+
+class OfConfigs(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return file.read_bytes() if file.name == "config.json" else None
+
+
+class OfFirstBytes(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return file.stat().st_size, file.read_bytes()[:8]
+
+
+class OfContents(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return file.read_bytes()
+
+
+class OfPaths(OwnFingerprint):
+    def fact(self, file: Path) -> object:
+        return str(file), file.read_bytes()
+
+
+class Fingerprinted(Changed):
+    """Returns models with another fingerprint, which is correct here."""
+
+    kind: type[OwnFingerprint] = OfContents
+
+    def changed(self, checkpoint: Checkpoint) -> Checkpoint:
+        return self.kind(checkpoint.name, checkpoint.path, checkpoint.revision)
+
+
+class ComparesSizesAndTimes(Fingerprinted):
+    kind = OfSizesAndTimes
+
+
+class ComparesSizes(Fingerprinted):
+    kind = OfSizes
+
+
+class ComparesConfigs(Fingerprinted):
+    kind = OfConfigs
+
+
+class ComparesFirstBytes(Fingerprinted):
+    kind = OfFirstBytes
+
+
+class ComparesPaths(Fingerprinted):
+    kind = OfPaths
+
+
+class RemembersFilesByTheirTimes(Reader):
+    """Keeps the fingerprint of a file of equal size and time."""
+
+    def build(self, context: BuildContext) -> Checkpoint:
+        made = super().build(context)
+        assert made.file is not None
+        return OfSizesAndTimes(made.name, made.file.parent, file=made.file)
+
+
 class OnReader(ModelContract):
     name = "store"
 
@@ -382,6 +464,7 @@ class OnPackaged(OnStore):
         return ()
 
 
+CONTENT = "a_fingerprint_is_that_of_names_and_content"
 SINGLE = "a_single_file_becomes_a_model"
 BESIDE = "reading_a_file_changes_nothing_beside_it"
 BROKEN = "a_broken_file_is_refused_by_its_name"
@@ -400,6 +483,23 @@ TABLE = Table(
             ListsItsFolderOnce,
             "A model that is added is listed and found.",
             "a_model_that_is_added_is_found",
+        ),
+        *(
+            Broken(kind, promise, CONTENT, honest=Fingerprinted)
+            for kind, promise in (
+                (ComparesSizesAndTimes, "A fingerprint does not cover the times of files."),
+                (ComparesSizes, "A fingerprint changes with a file of equal size."),
+                (ComparesConfigs, "A fingerprint changes with any file."),
+                (ComparesFirstBytes, "A fingerprint changes with any byte."),
+                (ComparesPaths, "A fingerprint does not cover the place of the files."),
+            )
+        ),
+        Broken(
+            RemembersFilesByTheirTimes,
+            "The fingerprint of a single file changes with its content.",
+            "the_fingerprint_of_a_file_is_that_of_its_content",
+            honest=Reader,
+            on=OnReader,
         ),
         Broken(NamesNoFolder, "The path of a model is a folder.", FOLDER),
         Broken(NamesAPathAsAString, "The path of a model is a Path.", FOLDER),

@@ -261,6 +261,74 @@ class KeepsClearedBlocks(Counters):
         self._blocks.update((block.key, block) for block in change.stored)
 
 
+class KnowsBlocks(Counters):
+    """Is correct, and counts the blocks of the cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[bytes, CacheBlock] = {}
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        if change.is_cleared:
+            self.known.clear()
+        for key in change.removed:
+            self.known.pop(key, None)
+        self.known.update((block.key, block) for block in change.stored)
+
+    def stats(self) -> Mapping[str, float]:
+        return {"num_blocks": float(len(self.known)), **super().stats()}
+
+
+class RemovesAfterItStores(KnowsBlocks):
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        super().blocks(change, at_s)
+        for key in change.removed:
+            self.known.pop(key, None)
+
+
+class ClearsInsteadOfOtherChanges(KnowsBlocks):
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        if change.is_cleared:
+            self.known.clear()
+        else:
+            super().blocks(change, at_s)
+
+
+class AddsSizesOfAChange(KnowsBlocks):
+    """Keeps the number of blocks alone, to which a change adds and from which it subtracts."""
+
+    num = 0
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        before = len(self.known)
+        super().blocks(change, at_s)
+        if change.stored and change.removed:
+            self.num += len(change.stored) - len(change.removed)
+        else:
+            self.num += len(self.known) - before
+
+    def stats(self) -> Mapping[str, float]:
+        return {"num_blocks": float(self.num), **super(KnowsBlocks, self).stats()}
+
+
+class KeepsOldBlocksOfStoredKeys(KnowsBlocks):
+    """Keeps a list of keys, in which a key that is stored again is there twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[bytes] = []
+
+    def blocks(self, change: CacheChange, at_s: float) -> None:
+        if change.is_cleared:
+            self.keys.clear()
+        both = {block.key for block in change.stored} & set(change.removed)
+        self.keys = [key for key in self.keys if key not in change.removed or key in both]
+        self.keys += [block.key for block in change.stored]
+
+    def stats(self) -> Mapping[str, float]:
+        return {"num_blocks": float(len(self.keys)), **super(KnowsBlocks, self).stats()}
+
+
 class LogsTokens(Counters):
     def blocks(self, change: CacheChange, at_s: float) -> None:
         for block in change.stored:
@@ -432,6 +500,20 @@ TABLE = Table(
             "Unknown keys may be removed.",
             "cache_blocks_may_change_in_any_way",
             raises=(KeyError,),
+        ),
+        *(
+            Broken(
+                kind,
+                promise,
+                "a_change_with_a_key_in_both_parts_equals_two_changes",
+                honest=KnowsBlocks,
+            )
+            for kind, promise in (
+                (RemovesAfterItStores, "Removed blocks leave before stored ones enter."),
+                (ClearsInsteadOfOtherChanges, "A cleared index holds what the change stores."),
+                (AddsSizesOfAChange, "An unknown key that is removed and stored is a new block."),
+                (KeepsOldBlocksOfStoredKeys, "A key that is removed and stored is there once."),
+            )
         ),
         Broken(
             KeepsRemovedBlocks,

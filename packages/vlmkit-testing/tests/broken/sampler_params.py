@@ -161,6 +161,44 @@ class DividesByTinyTemperatures(Plain):
             return int((scaled - scaled.max()).argmax())
 
 
+class ChoosesTheLikeliestBelowAHundredth(Plain):
+    """Takes small temperatures for zero."""
+
+    def chosen(self, row: Row, own: Any) -> int:
+        if row.sequence.params.temperature >= 0.01:
+            return super().chosen(row, own)
+        params = structs.replace(row.sequence.params, temperature=0.0)
+        return super().chosen(Row(replace(row.sequence, params=params), row.ahead), own)
+
+
+class RaisesTemperaturesToAThousandth(Plain):
+    def chosen(self, row: Row, own: Any) -> int:
+        temperature = row.sequence.params.temperature
+        if not 1e-5 <= temperature < 1e-3:
+            return super().chosen(row, own)
+        params = structs.replace(row.sequence.params, temperature=1e-3)
+        return super().chosen(Row(replace(row.sequence, params=params), row.ahead), own)
+
+
+class OverflowsAtSmallTemperatures(Plain):
+    """Computes exponentials of logits from which the largest is not subtracted."""
+
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        with np.errstate(all="ignore"):
+            weights = np.where(self.kept(row.sequence.params, scaled), np.exp(scaled), 0.0)
+        if not np.isfinite(weights).all():
+            return int(weights.argmax())
+        return super().drawn(row, logits, scaled)
+
+
+class AddsAnEpsilonToTheTemperature(Plain):
+    """Never divides by zero."""
+
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        temperature = row.sequence.params.temperature
+        return super().drawn(row, logits, scaled * (temperature / (temperature + 1e-4)))
+
+
 # Filters.
 
 
@@ -481,6 +519,26 @@ OF_PLAIN = (
         DividesByTinyTemperatures,
         "A temperature below 1e-5 chooses the likeliest token.",
         "a_temperature_of_next_to_nothing_takes_the_likeliest",
+    ),
+    (
+        ChoosesTheLikeliestBelowAHundredth,
+        "A temperature of 1e-5 or more draws.",
+        "draws_follow_the_distribution_at_any_temperature",
+    ),
+    (
+        RaisesTemperaturesToAThousandth,
+        "A small temperature divides the logits, too.",
+        "draws_follow_the_distribution_at_any_temperature",
+    ),
+    (
+        OverflowsAtSmallTemperatures,
+        "Logits over a small temperature may be large.",
+        "draws_follow_the_distribution_at_any_temperature",
+    ),
+    (
+        AddsAnEpsilonToTheTemperature,
+        "Nothing is added to a small temperature.",
+        "draws_follow_the_distribution_at_any_temperature",
     ),
     (KeepsOneTokenTooMany, "top_k keeps exactly that many tokens.", "top_k_keeps_the_likeliest"),
     (

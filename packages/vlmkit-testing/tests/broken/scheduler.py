@@ -14,6 +14,7 @@ from broken.scheduler_from_nothing import BROKEN as FROM_NOTHING
 from vlmkit.interfaces.engine import Cache, EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
+from vlmkit.running.scheduling.prefill_budget import MIN_CHUNK_TOKENS
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.running.scheduling.waiting_queue import WaitingQueue
 from vlmkit.settings.scheduler import SchedulerSettings
@@ -351,6 +352,26 @@ class IgnoresItsTokenLimit(ContinuousScheduler):
         super().__init__()
 
 
+class DraftsWithAllTokensOfAStep(ContinuousScheduler):
+    """Gives answers all drafts before prompts get a token."""
+
+    def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
+        num_kept = MIN_CHUNK_TOKENS if self.num_waiting else 0
+        plan.num_tokens_left += num_kept
+        made = super()._with_drafts(item, plan, cache)
+        plan.num_tokens_left -= num_kept
+        return made
+
+
+class CountsNoDrafts(ContinuousScheduler):
+    """Counts one token for an answer, however many drafts it has."""
+
+    def _with_drafts(self, item: WorkItem, plan: Any, cache: Cache) -> WorkItem:
+        made = super()._with_drafts(item, plan, cache)
+        plan.num_tokens_left += len(made.drafts)
+        return made
+
+
 def on(kind: Callable[[], Any]) -> SchedulerContract:
     """Return the contract on a scheduler."""
     contract = SchedulerContract()
@@ -463,6 +484,18 @@ TABLE = Table(
             RunsOneSequenceAtATime,
             "Sequences that have room run together.",
             "sequences_are_batched",
+        ),
+        Broken(
+            DraftsWithAllTokensOfAStep,
+            "New sequences join while answers progress, and drafts leave tokens for them.",
+            "a_newcomer_does_not_wait_for_answers_that_draft",
+            on=within_eleven,
+        ),
+        Broken(
+            CountsNoDrafts,
+            "Drafts count as tokens of a step.",
+            "a_step_keeps_to_its_budget",
+            on=within_eleven,
         ),
         Broken(
             RunsOneSequenceAtATime,

@@ -85,6 +85,17 @@ class PrefersAnswers(ShortestPromptFirst):
         return super().plan(cache)
 
 
+class PrefersAnswersThatDraft(ShortestPromptFirst):
+    """Computes nothing beside answers with drafts, because their steps are long."""
+
+    def plan(self, cache: Cache) -> Step:
+        preempted: list[Sequence] = []
+        if any(each.drafts for each in self._running if not each.is_prefilling):
+            items = self._answers(cache, preempted)
+            return Step((), tuple(items), tuple(preempted))
+        return super().plan(cache)
+
+
 class AlwaysMixes(ShortestPromptFirst):
     def plan(self, cache: Cache) -> Step:
         encodes: list[EncodeItem] = []
@@ -209,6 +220,11 @@ TABLE_OF = (
         PrefersAnswers,
         "New sequences start while answers continue.",
         "a_newcomer_does_not_wait_for_the_others_to_finish",
+    ),
+    (
+        PrefersAnswersThatDraft,
+        "New sequences start while answers draft.",
+        "a_newcomer_does_not_wait_for_answers_that_draft",
     ),
     (AlwaysMixes, "A step mixes chunks and answers only if the engine supports it.", EVERY),
     (PlansSeveralChunksWithoutMixing, "If the engine does not mix, a step has one chunk.", EVERY),

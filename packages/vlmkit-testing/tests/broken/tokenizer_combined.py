@@ -97,13 +97,51 @@ class SkipsToolsBesideImages(MockTokenizer):
         return super().prompt(messages, tools=offered, options=options)
 
 
+def begun(prompt: Prompt) -> Prompt:
+    """Return a prompt with the start token once more."""
+    media = tuple(
+        dataclasses.replace(slot, start=slot.start + 1, stop=slot.stop + 1) for slot in prompt.media
+    )
+    return dataclasses.replace(prompt, token_ids=(BEGIN, *prompt.token_ids), media=media)
+
+
 class BeginsTwice(Changed):
     def made(self, prompt: Prompt) -> Prompt:
+        return begun(prompt)
+
+
+class BeginsTwiceWithTools(MockTokenizer):
+    """Has a template whose branch for tools writes the start token, which is added anyway."""
+
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return begun(made) if tools else made
+
+
+class BeginsTwiceWithoutAnAnswer(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return made if options.begins_answer else begun(made)
+
+
+class ContinuesWithoutABeginning(MockTokenizer):
+    """Leaves the start token out where the last message goes on."""
+
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        if not options.continue_final_message:
+            return made
         media = tuple(
-            dataclasses.replace(slot, start=slot.start + 1, stop=slot.stop + 1)
-            for slot in prompt.media
+            dataclasses.replace(slot, start=slot.start - 1, stop=slot.stop - 1)
+            for slot in made.media
         )
-        return dataclasses.replace(prompt, token_ids=(BEGIN, *prompt.token_ids), media=media)
+        return dataclasses.replace(made, token_ids=made.token_ids[1:], media=media)
 
 
 class ChecksTheNewestTurn(MockTokenizer):
@@ -186,6 +224,7 @@ class ContinuesTheFirstText(MockTokenizer):
 
 COMBINED = "each_part_of_a_combination_is_in_the_prompt_or_refused"
 TEXTS = "each_text_of_a_turn_is_in_the_prompt"
+BEGINS = "what_begins_a_text_begins_a_prompt_once"
 BROKEN = (
     Broken(
         DecodesIntoOneBuffer,
@@ -210,8 +249,11 @@ BROKEN = (
     Broken(
         BeginsTwice,
         "The tokens that begin a text begin a prompt once.",
-        "what_begins_a_text_begins_a_prompt_once",
+        BEGINS,
     ),
+    Broken(BeginsTwiceWithTools, "They begin a prompt with tools once.", BEGINS),
+    Broken(BeginsTwiceWithoutAnAnswer, "They begin a prompt once, whatever the options.", BEGINS),
+    Broken(ContinuesWithoutABeginning, "They begin a prompt that an answer continues.", BEGINS),
     Broken(
         ChecksTheNewestTurn,
         "A file without a loader is refused in any turn.",

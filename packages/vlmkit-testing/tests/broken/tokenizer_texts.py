@@ -9,6 +9,7 @@ import numpy as np
 
 from broken.broken import Broken
 from broken.changed_tokenizer import Changed, ChangedSlots
+from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.tokenizer import PLAIN
 from vlmkit.types.message import Message
@@ -186,6 +187,41 @@ class HasRandomDigests(ChangedSlots):
         return MediaSlot(slot.start, slot.stop, digest, slot.inputs, slot.num_features)
 
 
+class CachesTextsWithoutTheFlag(MockTokenizer):
+    """Keeps the tokens of texts, whether or not special tokens were requested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, list[int]] = {}
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        if text not in self.known:
+            self.known[text] = super().encode(text, adds_special=adds_special)
+        return list(self.known[text])
+
+
+class SetsAndResetsTheFlag(MockTokenizer):
+    """Sets the flag of a library before a text, and resets it only if nothing is raised."""
+
+    is_adding = False
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        self.is_adding = self.is_adding or adds_special
+        if "\ud83d" in text:
+            raise RequestError("a text has half a surrogate pair", param="text")
+        made = super().encode(text, adds_special=self.is_adding)
+        self.is_adding = False
+        return made
+
+
+class AddsSpecialFromTheFirstTimeOn(MockTokenizer):
+    is_adding = False
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        self.is_adding = self.is_adding or adds_special
+        return super().encode(text, adds_special=self.is_adding)
+
+
 BROKEN = (
     Broken(
         LowersLetters,
@@ -304,5 +340,13 @@ BROKEN = (
         HasRandomDigests,
         "A digest is a function of the content.",
         "a_prompt_is_a_function_of_its_conversation",
+    ),
+    *(
+        Broken(component, promise, "the_tokens_of_a_text_do_not_depend_on_earlier_calls")
+        for component, promise in (
+            (CachesTextsWithoutTheFlag, "adds_special is part of the request."),
+            (SetsAndResetsTheFlag, "adds_special of a refused text has no effect later."),
+            (AddsSpecialFromTheFirstTimeOn, "adds_special of an earlier call has no effect."),
+        )
     ),
 )

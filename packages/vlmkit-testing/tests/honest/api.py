@@ -22,7 +22,7 @@ class Question(msgspec.Struct, kw_only=True):
 
     text: str
     model: str | None = None
-    image: str | None = None
+    images: list[str] = []
     stream: bool = False
 
 
@@ -96,9 +96,12 @@ class ToyApi:
     def conversation(self, body: Question) -> Conversation:
         """Return the conversation of a body."""
         parts: list[SentPart] = [TextPart(body.text)]
-        if body.image:
-            parts.append(ImageSource("image", body.image))
+        parts += [self.image(number, source) for number, source in enumerate(body.images)]
         return Conversation(model=body.model, messages=[SentMessage("user", parts, "text")])
+
+    def image(self, number: int, source: str) -> ImageSource:
+        """Return an image of a body."""
+        return ImageSource(f"images[{number}]", source)
 
     async def ask(self, exchange: Exchange, body: Question) -> Any:
         """Answer a question."""

@@ -117,6 +117,8 @@ class Cache(Protocol):
     def release(self, sequence: SequenceView) -> None:
         """Free the room and state of an admitted sequence; it may be admitted again later.
 
+        It may follow any call directly, also a step that failed or whose rows are not read yet.
+
         Committed tokens may stay in the cache for other sequences until their room is needed. The
         engine must not keep the sequence itself, its prompt or its features.
         """
@@ -182,7 +184,8 @@ class OverlapsSteps(Protocol):
         """Start to copy an array from the engine's device to the host.
 
         Returns:
-            A function that waits for this copy, not for later steps, and returns it.
+            A function that waits for this copy, not for later steps, and returns it. It may be
+            called after later steps and other reads have started, and after the sequences ended.
         """
         ...
 
@@ -193,7 +196,11 @@ class CountsRoom(Protocol):
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens of the cache that are not allocated; read from any thread, at any time."""
+        """Tokens of the cache that are not allocated; read from any thread, at any time.
+
+        Tokens that sequences share count once, unless each sequence has a copy. Tokens that no
+        admitted sequence has are free, also if later sequences can share them.
+        """
         ...
 
 

@@ -21,7 +21,7 @@ class Scheduler(Protocol):
     Sequences run by ascending priority, then in order of arrival. A scheduler with another order
     must declare it: its attribute ``ignores`` is a frozenset with ``priority``, ``arrival`` or
     both. In any order, answers must progress while prompts arrive, and new sequences must join
-    while answers progress.
+    while answers progress. Drafts count as tokens of a step, and must leave some for prompts.
 
     It may set the priority of a sequence that it queues. Otherwise it changes only the counters
     above. It must not keep a sequence that was removed or refused.

@@ -4,6 +4,7 @@ import base64
 import io
 import logging
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from vlmkit.types.message import ImagePart, parts_of
 from vlmkit_server.http.errors import Fault
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Api
+from vlmkit_testing.contracts.api_bodies import Keys, among_others, difference, keys_of
 from vlmkit_testing.contracts.api_subject import (
     CALLED,
     MODEL,
@@ -251,6 +253,27 @@ class ApiContract:
 
     # Errors
 
+    def test_an_error_about_an_image_names_its_path_in_the_body(self) -> None:
+        """Of several images, before others and after them, also in several messages.
+
+        The path has the client's names and indexes, and leads to this image alone.
+        """
+        good = self.chat("look", stream=False, image_url=_png_url())
+        if good is None or good == self.chat("look", stream=False):
+            pytest.skip("no route shows images")
+        api = _NotesErrors(self.make())
+        server = ApiServer(api, ScriptedRunner())
+        for kind in ("cut", "header"):
+            sent = self.chat("look", stream=False, image_url=_png_url(kind))
+            assert sent is not None
+            places = among_others(sent.body, good.body, difference(sent.body, good.body))
+            for body, unbroken, place in places if kind == "cut" else islice(places, 1):
+                tried = (Sent(sent.path, each, sent.method) for each in (unbroken, body))
+                taken, refused = server.send(*tried)
+                if taken.status == 200:  # else this API takes no such conversation
+                    assert refused.status == 400, refused.body
+                    _check_path(api.params[-1], place)
+
     @pytest.mark.parametrize("kind", ["unknown model", "no JSON object", "wrong type"])
     def test_an_error_has_the_apis_own_shape(self, kind: str) -> None:
         """Whatever found it: the server, the reader or the handler."""
@@ -368,6 +391,37 @@ class _NoApi:
         return ()
 
 
+class _NotesErrors:
+    """An API, and the fields that its errors name.
+
+    Args:
+        api: the API under test.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self.params: list[str | None] = []
+        self._api = api
+        self.error_type = api.error_type
+
+    def write_error(self, fault: Fault, status: int, scope: Any) -> bytes:
+        """Encode an error, and note its field."""
+        self.params.append(fault.param)
+        return self._api.write_error(fault, status, scope)
+
+    def routes(self, host: Any) -> Seq[Any]:
+        """Return the routes of the API."""
+        return self._api.routes(host)
+
+
+def _check_path(param: str | None, place: Keys) -> None:
+    """Fail unless an error names a value, or what contains it and no other element of an array."""
+    assert param is not None, "an error about an image names no field"
+    named = keys_of(param)
+    assert named == place[: len(named)], f"{param!r} is no path to the broken image"
+    last_index = max((n for n, key in enumerate(place) if isinstance(key, int)), default=0)
+    assert len(named) > last_index, f"{param!r} has other images, too"
+
+
 def _is_stream(received: Received) -> bool:
     return received.headers["content-type"].startswith("application/x-ndjson")
 
@@ -399,11 +453,17 @@ def _without_texts(value: Any) -> Any:
     return value if is_count or value is None else type(value).__name__
 
 
-def _png_url() -> str:
-    """Return the ``data:`` URL of a PNG file of 8 by 6 pixels."""
+def _png_url(kind: str = "") -> str:
+    """Return the ``data:`` URL of a PNG file of 8 by 6 pixels, which is broken if a kind is given.
+
+    Args:
+        kind: ``cut`` for half of the file, ``header`` for its first bytes before zeros.
+    """
     file = io.BytesIO()
     PIL.Image.new("RGB", (8, 6)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    data = file.getvalue()
+    data = {"cut": data[: len(data) // 2], "header": data[:8] + bytes(64)}.get(kind, data)
+    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 __all__ = ["MODEL", "ApiContract", "Received", "Sent"]

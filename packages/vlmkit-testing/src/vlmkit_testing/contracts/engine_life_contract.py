@@ -5,23 +5,19 @@ import gc
 import itertools
 import threading
 import weakref
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
-from vlmkit.interfaces.engine import CountsSteps
+from vlmkit.interfaces.engine import NUM_RECOMPUTED, NUM_REPLAYED, CountsRoom, CountsSteps
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.engine_calls import calls_of
 from vlmkit_testing.contracts.engine_host import EngineHost
-from vlmkit_testing.contracts.engine_overlap_contract import (
-    on_device,
-    overlapping,
-    started_items,
-)
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
@@ -98,9 +94,7 @@ class EngineLifeContract(EngineSubject):
         for prompt in self.asked:
             self._pass_by(host, prompt, watched)
         self._refuse(host, watched)
-        if any(reference() is not None for reference in watched.values()):
-            gc.collect()  # which takes long where much is imported
-        assert not [name for name, reference in watched.items() if reference() is not None]
+        assert not _alive(watched)
 
     def test_closing_ends_one_engine_alone(self, host: EngineHost) -> None:
         """``close`` may run in any thread."""
@@ -123,38 +117,107 @@ class EngineLifeContract(EngineSubject):
             raise errors[0]
         self.agree(host.last_logits(self.shortest), expected)
 
+    def test_counters_never_fall_and_keep_their_names(self, longest: Prompt) -> None:
+        """Monitors compute rates of them, and read them after any call until the server ends."""
+        engine = self.make()
+        if not isinstance(engine, CountsSteps):
+            engine.close()
+            pytest.skip("this engine has no counters")
+        host, seen = EngineHost(engine, self.features), [("read()", dict(engine.counters()))]
+
+        def note(name: str) -> None:
+            seen.extend((name, dict(engine.counters())) for _ in range(2))
+
+        for name in self._calls_of_two(host, longest):
+            note(name)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(note, "counters() in another thread").result()
+        engine.close()
+        note("close()")
+        for (_, before), (name, after) in itertools.pairwise(seen):
+            assert after.keys() == before.keys(), f"{name} changes the names of the counters"
+            assert all(type(number) is int and number >= 0 for number in after.values())
+            fallen = [each for each, number in before.items() if after[each] < number]
+            assert not fallen, f"{fallen} fell after {name}"
+            _check_graphs(before, after, name)
+
+    def test_a_sequence_may_be_released_after_any_call(self, host: EngineHost) -> None:
+        """Directly after it: all room comes back, and nothing refers to the sequence.
+
+        Then an equal sequence, of the same scope, has the same logits.
+        """
+        prompt = min([each for each in self.asked if each.media] or self.asked, key=len)
+        expected, room = host.last_logits(prompt), self.room(host)
+        for number in itertools.count(1):
+            watched: dict[str, weakref.ref[Any]] = {}
+            scope = b"after %d" % number
+            name = self._release_after(host, prompt, scope, number, watched)
+            if name is None:
+                break
+            assert not _alive(watched), f"release() after {name} keeps {_alive(watched)}"
+            if isinstance(host.engine, CountsRoom):
+                num_free = host.engine.num_free_tokens
+                assert num_free == host.engine.limits.capacity_tokens, f"after {name}"
+            assert self.room(host) == room, f"release() after {name} does not give all room back"
+            again = host.sequence(prompt, scope=scope)
+            assert host.admit(again) is not None
+            self.agree(host.prefill(again), expected)
+            host.engine.release(again)
+
     # Helpers, each in a frame of its own, which keeps nothing
 
-    def _pass_by(self, host: EngineHost, prompt: Prompt, watched: dict[str, Any]) -> None:
-        """Run and release a sequence; return weak references to it and to its inputs."""
+    def _weak_sequence(
+        self, host: EngineHost, prompt: Prompt, scope: bytes, name: str, watched: dict[str, Any]
+    ) -> EngineSequence:
+        """Return a sequence; add weak references to it and to its inputs."""
         encoded = {i: _weakly(_Features, each) for i, each in host.encoded(prompt).items()}
-        sequence = host.sequence(_weakly(_Prompt, prompt), scope=b"gone")
+        sequence = host.sequence(_weakly(_Prompt, prompt), scope=scope)
         sequence.features = encoded
-        name = f"of {len(prompt)} tokens"
         watched[f"a sequence {name}"] = weakref.ref(sequence)
         watched[f"the prompt {name}"] = weakref.ref(sequence.prompt)
         for index, features in encoded.items():
             watched[f"features {index} of the prompt {name}"] = weakref.ref(features)
-        assert host.admit(sequence) is not None
-        host.prefill(sequence)
-        for token_id in self.answer_ids():
-            host.decode(sequence, token_id)
-        self._run_on(host, sequence)
+        return sequence
+
+    def _pass_by(self, host: EngineHost, prompt: Prompt, watched: dict[str, Any]) -> None:
+        """Run and release a sequence; add weak references to it and to its inputs."""
+        sequence = self._weak_sequence(host, prompt, b"gone", f"of {len(prompt)} tokens", watched)
+        for _ in calls_of(host, sequence, self.answer_ids()[0]):
+            pass
         host.engine.release(sequence)
 
-    def _run_on(self, host: EngineHost, sequence: EngineSequence) -> None:
-        """Compute refused drafts, a hidden state, and a step that is discarded, if it may."""
-        limits, token_id = host.engine.limits, self.answer_ids()[0]
-        if limits.max_draft_tokens:
-            item = host.next_item(sequence, token_id, (token_id,))
-            host.step([item])
-            host.accept(item, 0)
-        if limits.hidden_size:
-            host.hidden([structs.replace(host.next_item(sequence, token_id), output="hidden")])
-            sequence.num_done = len(sequence)
-        if limits.overlaps_steps:
-            tokens = on_device(host, [sequence], [token_id])
-            overlapping(host.engine).forward_next(started_items(host, [sequence]), tokens)
+    def _release_after(
+        self,
+        host: EngineHost,
+        prompt: Prompt,
+        scope: bytes,
+        num_calls: int,
+        watched: dict[str, Any],
+    ) -> str | None:
+        """Release a sequence after a number of calls.
+
+        Returns:
+            The name of the last call; None if there are fewer.
+        """
+        sequence = self._weak_sequence(host, prompt, scope, f"of {len(prompt)} tokens", watched)
+        calls = calls_of(host, sequence, self.answer_ids()[0])
+        names = list(itertools.islice(calls, num_calls))
+        calls.close()
+        host.engine.release(sequence)
+        return names[-1] if len(names) == num_calls else None
+
+    def _calls_of_two(self, host: EngineHost, longest: Prompt) -> Iterator[str]:
+        """Make calls for a prompt, for one that finds it in the cache, and for refused ones."""
+        for number in range(2):
+            sequence = host.sequence(longest, scope=b"counted")
+            for name in calls_of(host, sequence, self.answer_ids()[0]):
+                yield f"{name} of sequence {number}"
+            host.engine.release(sequence)
+            yield f"release() of sequence {number}"
+        admitted = self.fill(host, self.shortest)
+        yield "a refused admit()"
+        self.release(host, admitted)
+        yield "release() of all"
 
     def _refuse(self, host: EngineHost, watched: dict[str, Any]) -> None:
         """Offer a sequence to a full engine, and drop it."""
@@ -164,27 +227,27 @@ class EngineLifeContract(EngineSubject):
         watched["the prompt of one that was refused"] = weakref.ref(refused.prompt)
         assert host.admit(refused) is None
         del refused
-        if watched["a sequence that was refused"]() is not None:
-            gc.collect()
-        assert watched["a sequence that was refused"]() is None, "who was refused is kept"
+        assert not _alive(watched), "a refused sequence is kept"
         self.release(host, admitted)
 
-    def test_counters_never_fall_and_keep_their_names(self, longest: Prompt) -> None:
-        """Monitors compute rates of them, and read them until the server ends."""
-        engine = self.make()
-        if not isinstance(engine, CountsSteps):
-            engine.close()
-            pytest.skip("this engine has no counters")
-        seen = [dict(engine.counters())]
-        EngineHost(engine, self.features).last_logits(longest)
-        with ThreadPoolExecutor(1) as other:
-            seen.append(dict(other.submit(engine.counters).result()))
-        engine.close()
-        seen.append(dict(engine.counters()))
-        for before, after in itertools.pairwise(seen):
-            assert after.keys() == before.keys()
-            assert all(type(number) is int and number >= 0 for number in before.values())
-            assert all(after[name] >= number for name, number in before.items())
+
+def _alive(watched: dict[str, weakref.ref[Any]]) -> list[str]:
+    """Return the names of the objects that something refers to."""
+    if any(reference() is not None for reference in watched.values()):
+        gc.collect()  # which takes long where much is imported
+    return [name for name, reference in watched.items() if reference() is not None]
+
+
+def _check_graphs(before: Mapping[str, int], after: Mapping[str, int], name: str) -> None:
+    """Fail unless the counters of recorded graphs count steps, and among them those repeated."""
+    counters = NUM_REPLAYED, NUM_RECOMPUTED
+    if not any(each in after for each in counters):
+        return
+    num_replayed, num_recomputed = (after.get(each, 0) for each in counters)
+    assert num_recomputed <= num_replayed, "more steps are repeated than a graph computed"
+    if "forward" not in name:
+        changed = [each for each in counters if after.get(each) != before.get(each)]
+        assert not changed, f"{name} computes nothing, but changes {changed}"
 
 
 def _arrays(features: MediaFeatures) -> list[Any]:

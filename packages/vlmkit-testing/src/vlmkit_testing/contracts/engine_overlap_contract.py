@@ -15,6 +15,7 @@ from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
 NUM_STEPS = 20  # ahead, at most
+NUM_READS = 3  # that are started before the first one ends
 
 
 class EngineOverlapContract(EngineSubject):
@@ -140,6 +141,32 @@ class EngineOverlapContract(EngineSubject):
         np.testing.assert_allclose(found, rows, atol=self.atol, rtol=0)
         np.testing.assert_allclose(raised, rows + 1, atol=2 * self.atol + 0.01, rtol=0.01)
         self.release(host, sequences)
+
+    def test_reads_may_end_after_further_steps_and_in_any_order(self, host: EngineHost) -> None:
+        """Each returns the rows of its own step, which are read where the engine returned them.
+
+        The loop samples on the device, starts the next step, and only then waits for the read.
+        """
+        engine, answer = overlapping(host.engine), self.tokens(NUM_READS)
+        sequences = self.prefilled(host)
+        known = [
+            host.last_logits(each.prompt, answer[:n])
+            for n in range(NUM_READS)
+            for each in sequences
+        ]
+        last = [item_of(sequence, len(sequence) - 1, 1, 1) for sequence in sequences]
+        logits: Any = host.forward(last).logits
+        waits = [engine.start_read(logits)]
+        for token_id in answer[:-1]:
+            tokens = beside(logits, [token_id] * len(sequences))
+            logits = engine.forward_next(started_items(host, sequences), tokens).logits
+            waits.append(engine.start_read(logits))
+            for sequence in sequences:
+                sequence.answer.append(token_id)
+        self.release(host, sequences)
+        found = [np.array(wait()) for wait in reversed(waits)]
+        for row, expected in zip(np.concatenate(found[::-1]), known, strict=True):
+            self.agree(row, expected)
 
     # Helpers
 

@@ -262,7 +262,55 @@ class EngineRoomContract(EngineSubject):
         host.engine.release(again)
         assert asked() == capacity
 
+    def test_free_room_counts_shared_tokens_as_admit_takes_them(
+        self, host: EngineHost, longest: Prompt
+    ) -> None:
+        """Once, or once for each sequence if each has a copy; and the cache is full when it is 0.
+
+        Of two sequences that share a prefix, either may be released first.
+        """
+        engine, block_tokens = host.engine, self.needs_sharing(host.engine)
+        self.together(engine.limits)
+        if not isinstance(engine, CountsRoom):
+            pytest.skip("this engine does not count its room")
+        capacity = engine.limits.capacity_tokens
+        first = host.sequence(longest, scope=b"a")
+        assert host.admit(first) == 0
+        num_alone = capacity - engine.num_free_tokens
+        host.prefill(first)
+        second = host.sequence(longest, scope=b"a")
+        before, num_cached = engine.num_free_tokens, host.admit(second)
+        assert num_cached, "nothing is found of a prompt that was computed before"
+        num_taken = before - engine.num_free_tokens
+        assert num_taken in (num_alone - num_cached, num_alone), "shared tokens count once"
+        host.engine.release(first)
+        assert engine.num_free_tokens == capacity - num_alone, "the other sequence has the prefix"
+        admitted = [second, *self._holders(host, num_alone)]
+        while len(admitted) < engine.limits.max_sequences:
+            before = engine.num_free_tokens
+            if host.admit(another := host.sequence(longest, scope=b"a")) is None:
+                assert before < num_taken + block_tokens, "a sequence is refused although it fits"
+                break
+            admitted.append(another)
+            assert before - engine.num_free_tokens == num_taken, "each takes as much as the second"
+            assert engine.num_free_tokens >= 0
+        self.release(host, admitted)
+        assert engine.num_free_tokens == capacity
+
     # Helpers
+
+    def _holders(self, host: EngineHost, num_left: int) -> list[EngineSequence]:
+        """Return sequences that hold all room but about a number of tokens, as far as they can."""
+        engine, holders, longest = host.engine, list[EngineSequence](), self._longest(host)
+        assert isinstance(engine, CountsRoom)
+        while len(holders) < engine.limits.max_sequences - 4:
+            holder = host.sequence(self.shortest)
+            if engine.num_free_tokens < 2 * num_left or host.admit(holder) is None:
+                break
+            holders.append(holder)
+            num_tokens = min(longest, len(holder) + engine.num_free_tokens - num_left)
+            assert engine.reserve(holder, num_tokens), "num_free_tokens are not free"
+        return holders
 
     def _left(self, host: EngineHost, *, is_asking: bool) -> tuple[int | None, list[int]]:
         """Return what is cached of a prompt beside others, and how far these may grow.

@@ -18,6 +18,8 @@ import pytest
 
 from vlmkit.interfaces.features import MediaFeatures
 from vlmkit.interfaces.media_encoder import (
+    NUM_REMOTE,
+    NUM_REMOTE_FALLBACKS,
     CopiesToHost,
     CountsEncodings,
     EncodesConcurrently,
@@ -208,6 +210,21 @@ class MediaEncoderContract:
         )
         self.agree(encoder.encode((other,))[0], encoder.encode([slot])[0])
 
+    def test_no_other_field_of_a_slot_changes_features(self) -> None:
+        """Each by itself, of each medium, in a batch and alone; its range may have markers, too."""
+        encoder = self.make()
+        known = {field.name for field in dataclasses.fields(MediaSlot)}
+        for slot, expected in zip(self.shown, encoder.encode(self.shown), strict=True):
+            variants = self._variants(slot)
+            changed = {name for fields in variants for name in fields}
+            assert known == changed | {"inputs", "num_features", "kind"}
+            slots = [dataclasses.replace(slot, **fields) for fields in variants]
+            batch = encoder.encode(slots)
+            for fields, features, each in zip(variants, batch, slots, strict=True):
+                for found in (features, *encoder.encode([each])):
+                    assert found.num_tokens == expected.num_tokens, f"{list(fields)} changes it"
+                    self.agree(found, expected)
+
     def test_features_belong_to_the_caller_alone(self) -> None:
         """A caller that overwrites features changes neither others nor later ones.
 
@@ -337,6 +354,37 @@ class MediaEncoderContract:
             for features, wanted in zip(made, expected, strict=True):
                 self.agree(features, wanted)
 
+    def test_scopes_of_one_batch_share_nothing(self) -> None:
+        """Each medium has the features of its own inputs, whatever another scope sent.
+
+        A client may send a medium with the digest of another client's. Media that a counter names
+        as encoded are encoded once for each scope at least.
+        """
+        encoder = self.make()
+        if not isinstance(encoder, EncodesInScopes):
+            pytest.skip("this encoder caches nothing beyond one call")
+        known, other = self.shown[:2]
+        forged = dataclasses.replace(other, digest=known.digest)
+        first, second = encoder.encode([known, other])
+        tried = [
+            *((known, b"scope 1", first), (other, b"scope 1", second)),
+            *((forged, b"scope 2", second), (other, b"scope 2", second)),
+            *((known, b"scope 3", first), (known, b"scope 1", first)),
+            (forged, b"scope 4", second),
+        ]
+        slots, scopes, expected = map(list, zip(*tried, strict=True))
+        before = _num_encoded(encoder)
+        for number in range(len(slots)):
+            made = encoder.encode_in_scopes(slots, scopes)
+            for features, wanted in zip(made, expected, strict=True):
+                self.agree(features, wanted)
+            _overwrite(made[number])
+            for features, wanted in list(zip(made, expected, strict=True))[number + 1 :]:
+                self.agree(features, wanted)
+        num_different = len({(id(wanted), scope) for _, scope, wanted in tried})
+        if before is not None and (after := _num_encoded(encoder)) is not None:
+            assert after - before >= num_different, "a scope has what another one had encoded"
+
     def test_features_are_copied_to_the_host_without_a_loss(self) -> None:
         """``to_host`` returns arrays that NumPy can read, with equal values and their size."""
         encoder = self.make()
@@ -365,6 +413,20 @@ class MediaEncoderContract:
         assert all(type(number) is int and number >= 0 for number in before.values())
         assert all(after[name] >= number for name, number in before.items())
 
+    def _variants(self, slot: MediaSlot) -> list[dict[str, Any]]:
+        """Return other values of the fields that are for caches and prompts."""
+        transforms = [each.transform for each in self.shown if each.transform != slot.transform]
+        digests = [bytes(byte ^ mask for byte in slot.digest) for mask in (255, 1)]
+        return [
+            {"start": slot.start + 1000, "stop": slot.stop + 1000},
+            {"stop": slot.stop + 3},
+            *({"digest": digest} for digest in digests),
+            *({"transform": transform} for transform in (None, *transforms[:1])),
+            {"preprocess": Stage(1.0, 2.0)},
+            {"num_encoded": slot.num_encoded or slot.num_features},  # which 0 means
+            *({"around": around} for around in (None, ("", ""), ("<", ">"))),
+        ]
+
     def _ways(self, encoder: MediaEncoder) -> list[Encode]:
         """Return the methods that encode, those in a scope with an empty name and another one."""
         if not isinstance(encoder, EncodesInScopes):
@@ -385,6 +447,14 @@ class MediaEncoderContract:
 def _in_scope(encode: Any, scope: bytes, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
     made: list[MediaFeatures] = encode(slots, [scope] * len(slots))
     return made
+
+
+def _num_encoded(encoder: MediaEncoder) -> int | None:
+    """Return how many media were encoded, here and elsewhere; None if no counter says so."""
+    counters = encoder.counters() if isinstance(encoder, CountsEncodings) else {}
+    if NUM_REMOTE not in counters:
+        return None
+    return counters[NUM_REMOTE] + counters.get(NUM_REMOTE_FALLBACKS, 0)
 
 
 def _overwrite(features: MediaFeatures) -> None:

@@ -1,10 +1,13 @@
 """What every source of models, and every packaged model, must do."""
 
+import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence as Seq
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ NONSENSE = ("", " ", "\0", "é" * 999, "a b", "--help", "..", "nobody/../../etc"
 NOBODYS = "nobody/has-this-model"
 NO_REVISION = "no-such-revision"
 MAX_TRIED = 3
+MAX_CHANGED = 4  # files of a model, the largest first
+MAX_COPIED_BYTES = 64 * 2**20
+LONG_AGO_NS = 10**18  # in 2001
 
 Files = dict[str, tuple[int, int]]
 
@@ -112,6 +118,38 @@ class ModelContract:
             assert before
             assert _files(other) == before
 
+    def test_a_fingerprint_is_that_of_names_and_content(self) -> None:
+        """Any byte counts, and any file, but no time and no hidden file.
+
+        A file may change without another size or time; so can a copy in another folder.
+        """
+        checkpoint = self._smallest()
+        with tempfile.TemporaryDirectory() as name:
+            copy = Path(name).resolve() / "model"
+            shutil.copytree(checkpoint.path, copy)
+
+            def found() -> str:
+                return replace(checkpoint, path=copy).fingerprint
+
+            expected = found()
+            assert expected == checkpoint.fingerprint, "the place of a model is in its fingerprint"
+            for file in _visible(copy):
+                os.utime(file, ns=(LONG_AGO_NS, LONG_AGO_NS))
+            assert found() == expected, "the times of files are in a fingerprint"
+            (copy / ".hidden").write_bytes(b"of a download")
+            assert found() == expected, "a hidden file is in a fingerprint"
+            for number, file in enumerate(_visible(copy)[:MAX_CHANGED]):
+                for offset in _offsets(file) if number == 0 else _offsets(file)[-1:]:
+                    _flip(file, offset)
+                    assert found() != expected, f"byte {offset} of {file.name} is not in it"
+                    _flip(file, offset)
+            assert found() == expected
+            added = copy / "added.json"
+            added.touch()
+            fingerprints = {expected, found()}
+            added.rename(copy / "renamed.json")
+            assert len(fingerprints | {found()}) == 3, "the names of files are not in a fingerprint"
+
     # Single files
 
     def test_a_single_file_becomes_a_model(self) -> None:
@@ -146,6 +184,19 @@ class ModelContract:
         if len(found) < 2:
             pytest.skip("name two files")
         assert found[0].path != found[1].path
+
+    def test_the_fingerprint_of_a_file_is_that_of_its_content(self) -> None:
+        """The last byte counts, without another size or time, and no time does."""
+        original = self._single_files()[0]
+        with tempfile.TemporaryDirectory() as name:
+            file = Path(name).resolve() / original.name
+            shutil.copyfile(original, file)
+            expected = self._read(file).fingerprint
+            os.utime(file, ns=(LONG_AGO_NS, LONG_AGO_NS))
+            assert self._read(file).fingerprint == expected, "its time is in the fingerprint"
+            _flip(file, file.stat().st_size - 1)
+            with suppress(CheckpointError):  # it may have a checksum
+                assert self._read(file).fingerprint != expected, "its last byte does not count"
 
     def test_a_broken_file_is_refused_by_its_name(self) -> None:
         """Empty, cut in half, or of other content: the error names it, with a hint."""
@@ -322,6 +373,14 @@ class ModelContract:
             pytest.skip("none of its models is on this disk")
         return references
 
+    def _smallest(self) -> Checkpoint:
+        """Return the smallest model on this disk; skip if each is too large to copy."""
+        found = [each for each in self._checkpoints() if each.file is None]
+        sizes = [sum(num_bytes for num_bytes, _ in _files(each).values()) for each in found]
+        if not found or min(sizes) > MAX_COPIED_BYTES:
+            pytest.skip("references() has no folder of files up to 64 MiB")
+        return found[sizes.index(min(sizes))]
+
     def _build(
         self,
         reference: str,
@@ -353,6 +412,35 @@ def _contents(folder: Path) -> Files:
         for path in folder.iterdir()
         if path.is_file()
     }
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the files of a folder that are not hidden, the largest first."""
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    return sorted(files, key=lambda path: (-path.stat().st_size, path))
+
+
+def _offsets(file: Path) -> list[int]:
+    """Return the first, the middle and the last byte of a file."""
+    num_bytes = file.stat().st_size
+    return sorted({0, num_bytes // 2, num_bytes - 1}) if num_bytes else []
+
+
+def _flip(file: Path, offset: int) -> None:
+    """Change a byte of a file in place, or change it back; size and time stay."""
+    facts = file.stat()
+    file.chmod(facts.st_mode | stat.S_IWUSR)
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        (byte,) = opened.read(1)
+        opened.seek(offset)
+        opened.write(bytes([byte ^ 1]))
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
 @contextmanager

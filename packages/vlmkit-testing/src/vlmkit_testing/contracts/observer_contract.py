@@ -8,7 +8,7 @@ import threading
 import time
 import tracemalloc
 import weakref
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -63,6 +63,10 @@ class ObserverContract:
     def make(self) -> Observer:
         """Return a new observer."""
         raise NotImplementedError
+
+    def block_keys(self, observer: Observer) -> Collection[bytes] | None:  # noqa: ARG002
+        """Return the keys of the cache blocks that an observer knows; None if it keeps none."""
+        return None
 
     def test_it_takes_the_whole_life_of_a_request(self) -> None:
         """Also with an empty answer, and with choices that end for different reasons."""
@@ -128,6 +132,23 @@ class ObserverContract:
             observer.blocks(change, 1.0)
             assert all(map(math.isfinite, observer.stats().values()))
         observer.close()
+
+    def test_a_change_with_a_key_in_both_parts_equals_two_changes(self) -> None:
+        """The removed blocks leave the index first, and then the stored ones enter it.
+
+        A cleared index is emptied before both.
+        """
+        first, second = CacheBlock(b"1", b"", (1, 2)), CacheBlock(b"2", b"", (3, 4))
+        keys = first.key, second.key
+        for begin in (CacheChange((first,), is_cleared=True), CacheChange(is_cleared=True)):
+            for is_cleared in (False, True):
+                together = (
+                    CacheChange((first,), keys[:1], is_cleared),
+                    CacheChange((second,), keys[1:]),
+                )
+                apart = (CacheChange((), keys, is_cleared), CacheChange((first, second)))
+                found = [self._after(begin, changes) for changes in (together, apart)]
+                assert found[0] == found[1], "a key in both parts is stored at the end"
 
     def test_tokens_of_cache_blocks_stay_out_of_logs_and_numbers(
         self, caplog: pytest.LogCaptureFixture
@@ -318,6 +339,21 @@ class ObserverContract:
         other.close()
 
     # Helpers
+
+    def _after(self, begin: CacheChange, changes: Seq[CacheChange]) -> list[object]:
+        """Return the numbers and keys of a new observer after changes of cache blocks.
+
+        They are returned after all changes, and after one key more is removed.
+        """
+        observer, found = self.make(), list[object]()
+        removed = CacheChange(removed=(b"1",))
+        for number, change in enumerate((begin, *changes, removed)):
+            observer.blocks(change, 1.0)
+            if number >= len(changes):
+                keys = self.block_keys(observer)
+                found.append((dict(observer.stats()), None if keys is None else sorted(keys)))
+        observer.close()
+        return found
 
     def _request(
         self,

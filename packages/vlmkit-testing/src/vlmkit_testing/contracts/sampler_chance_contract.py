@@ -3,6 +3,7 @@
 Seeds are fixed, and a correct sampler meets every bound, so the tests are stable.
 """
 
+import itertools
 import math
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from vlmkit.interfaces.sampler import Row
 from vlmkit.types.sampling import SamplingParams
-from vlmkit_testing.contracts.sampler_subject import ROW, SamplerSubject
+from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.sampler_reference import probabilities
+from vlmkit_testing.contracts.sampler_subject import FRESH, ROW, SamplerSubject
 from vlmkit_testing.contracts.sequences import new_sequence
 
 NUM_DRAWS = 4000
@@ -20,6 +23,15 @@ FLAT = [0.0] * 64
 PLAIN = SamplingParams(temperature=1.0)
 Drawn = np.ndarray[Any, Any]
 DISTANCE = 2**15
+TEMPERATURES = (1.1e-5, 5e-5, 3e-4, 2e-3, 9e-3, 0.1)
+NUM_SMALL_DRAWS = 100  # at each temperature; one that always takes the likeliest is detected
+LARGE_LOGIT = 8.0  # its exponential overflows at small temperatures
+SMALL_FILTERS = {
+    "top_k": PLAIN.replaced({"top_k": 3}),
+    "top_p": PLAIN.replaced({"top_p": 0.8}),
+    "min_p": PLAIN.replaced({"min_p": 0.1}),
+}
+"""Filters that keep three or four tokens of ``ROW``."""
 LEAST_LOG_CHANCE = -32.0  # 1e-14: a correct sampler never falls below it, whatever its draws
 
 
@@ -115,6 +127,27 @@ class SamplerChanceContract(SamplerSubject):
         weights = [math.exp(logit / temperature) for logit in ROW]
         self._check_draws(ROW, SamplingParams(temperature=temperature), weights)
 
+    def test_draws_follow_the_distribution_at_any_temperature(self) -> None:
+        """From 1e-5 on, also where a filter applies and logits over the temperature are large.
+
+        Logits differ by about the temperature, so that every token has the same chance at each.
+        """
+        self.needs_exactness()
+        sampler = self.make()
+        filters = [params for name, params in SMALL_FILTERS.items() if name not in self.ignores]
+        tried = zip(TEMPERATURES, itertools.cycle(filters or [PLAIN]), strict=False)
+        for temperature, params in ((t, each) for t, own in tried for each in (PLAIN, own)):
+            row = [LARGE_LOGIT + temperature * logit for logit in ROW]
+            own = params.replaced({"temperature": temperature})
+            rows = [
+                Row(new_sequence((FRESH,), params=own, seed=seed))
+                for seed in range(NUM_SMALL_DRAWS)
+            ]
+            drawn = self.pick(sampler, [row] * NUM_SMALL_DRAWS, rows)
+            rounded = np.asarray(to_numpy(self.array([row])), np.float64)[0]
+            if (chances := probabilities(rounded, rows[0])) is not None:
+                _check(drawn, chances.tolist(), f" at temperature {temperature}")
+
     def test_flat_logits_leave_all_to_chance(self) -> None:
         """Every token of a flat row is equally frequent."""
         self.needs_exactness()
@@ -158,12 +191,12 @@ class SamplerChanceContract(SamplerSubject):
         _check(self.draw(row, params, NUM_DRAWS), weights)
 
 
-def _check(drawn: Seq[int], weights: Seq[float]) -> None:
+def _check(drawn: Seq[int], weights: Seq[float], where: str = "") -> None:
     """Fail unless tokens were drawn in proportion to their weights, and no others."""
-    assert max(drawn) < len(weights), "a token was drawn that has no chance"
+    assert max(drawn) < len(weights), f"a token was drawn that has no chance{where}"
     counts = np.bincount(drawn, minlength=len(weights)).tolist()
     for token_id, (count, weight) in enumerate(zip(counts, weights, strict=True)):
-        check_count(count, len(drawn), weight / sum(weights), f"token {token_id}")
+        check_count(count, len(drawn), weight / sum(weights), f"token {token_id}{where}")
 
 
 def _shifted(drawn: Drawn, seeds: int, places: int) -> tuple[Drawn, Drawn]:

@@ -186,12 +186,13 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract, Schedu
         simulation.check_empty()
 
     @examples
-    @given(work=st.lists(jobs(), min_size=1, max_size=8))
-    def test_a_step_keeps_to_its_budget(self, work: list[Job]) -> None:
-        """If there is one."""
+    @given(work=st.lists(jobs(), min_size=1, max_size=8), num_drafts=st.sampled_from([0, 0, 3, 9]))
+    def test_a_step_keeps_to_its_budget(self, work: list[Job], num_drafts: int) -> None:
+        """If there is one; drafts count as other tokens."""
         if self.max_step_tokens is None:
             pytest.skip("this scheduler has no bound on the tokens of a step")
-        simulation = self.simulation()
+        limits = replace(LIMITS, max_draft_tokens=num_drafts, max_item_rows=1 + num_drafts)
+        simulation = Simulation(self.make(), limits, num_drafts=num_drafts)
         for job in work:
             simulation.add(job.make(atomic=False))
         while simulation.unfinished:

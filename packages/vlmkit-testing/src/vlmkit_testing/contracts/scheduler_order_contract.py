@@ -26,6 +26,7 @@ from vlmkit_testing.contracts.simulated_time import StepCost
 
 CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns")
 NO_RANK = (2**63, 0)
+MOST_NEWCOMER_STEPS = 30  # until its first token, with a prompt of 20 tokens
 MOST_STEPS = 400  # for answers of 40 tokens
 
 
@@ -53,6 +54,42 @@ class SchedulerOrderContract(SchedulerSubject):
             simulation.step()
         assert later.output_ids
         assert len(first.output_ids) > 5
+
+    @pytest.mark.parametrize("mixes", [True, False])
+    def test_a_newcomer_does_not_wait_for_answers_that_draft(self, mixes: bool) -> None:
+        """However many drafts each answer has in each step, and whether or not they stand.
+
+        Drafts take tokens of a step, too, and must leave some for prompts.
+        """
+        for num_drafts, drafts_stand in itertools.product((1, 3, 7, 15), (False, True)):
+            limits = dataclasses.replace(
+                LIMITS,
+                mixes_prefill_and_decode=mixes,
+                max_sequence_tokens=1024,
+                capacity_tokens=4096,
+                max_draft_tokens=num_drafts,
+                max_item_rows=1 + num_drafts,
+            )
+            simulation = Simulation(
+                self.make(),
+                limits,
+                num_drafts=num_drafts,
+                drafts_stand=drafts_stand,
+                cost=StepCost(),
+            )
+            answers = [new_sequence([n] * 5, max_tokens=900) for n in range(3)]
+            for sequence in answers:
+                simulation.add(sequence)
+            while not all(sequence.output_ids for sequence in answers):
+                simulation.step()
+            newcomer = new_sequence(range(100, 120), max_tokens=3)
+            simulation.add(newcomer)
+            lengths = [len(sequence.output_ids) for sequence in answers]
+            for _ in range(MOST_NEWCOMER_STEPS):
+                simulation.step()
+            assert newcomer.output_ids, f"a newcomer waits while answers have {num_drafts} drafts"
+            grown = zip(lengths, answers, strict=True)
+            assert all(before < len(sequence.output_ids) for before, sequence in grown)
 
     @pytest.mark.parametrize("mixes", [True, False])
     def test_answers_continue_while_prompts_arrive(self, mixes: bool) -> None:

@@ -1,6 +1,7 @@
 """What every tokenizer must do."""
 
 import contextlib
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,25 @@ class TokenizerContract(
     def test_no_tokens_are_added_around_a_text_by_default(self) -> None:
         """Models are not trained on a start token within a prompt."""
         assert self.make().encode("") == []
+
+    def test_the_tokens_of_a_text_do_not_depend_on_earlier_calls(self) -> None:
+        """With and without tokens around it, in any order, and after texts that are refused.
+
+        The texts have the same first and the same last word.
+        """
+        tokenizer = self.make()
+        ends: dict[bool, set[tuple[int, int]]] = {False: set(), True: set()}
+        for number, order in enumerate(itertools.product((False, True), repeat=3)):
+            text, found = f"a {number} a", dict[bool, list[int]]()
+            for adds_special in (*order, *order[::-1], not order[0]):
+                token_ids = tokenizer.encode(text, adds_special=adds_special)
+                assert token_ids == found.setdefault(adds_special, list(token_ids))
+                ends[adds_special].add((token_ids[0], token_ids[-1]))
+                with contextlib.suppress(RequestError):
+                    tokenizer.encode("\ud83d", adds_special=not adds_special)
+                self._prompt(self._conversation())
+        assert tokenizer.encode("") == [], "adds_special of an earlier call takes effect"
+        assert len(ends[False]) == len(ends[True]) == 1, "adds_special of another call takes effect"
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(self, text: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Sequence, Set
+from typing import Any, get_args
 
 import pytest
 
@@ -11,7 +12,7 @@ from vlmkit.errors import RequestError
 from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.types.message import ImagePart, Message, Role, TextPart
-from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.prompt_options import PromptOption, PromptOptions, ReasoningEffort
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
 
@@ -32,16 +33,34 @@ class TokenizerPromptContract(TokenizerSubject):
         assert max(prompt.token_ids) < tokenizer.vocab_size
 
     def test_what_begins_a_text_begins_a_prompt_once(self) -> None:
-        """A template and a tokenizer may both add it, and models know it once."""
+        """A template and a tokenizer may both add it, and models know it once.
+
+        With and without tools, and with each option that the tokenizer honours.
+        """
         tokenizer, said = self.make(), self.make().encode("a")
         whole = tuple(tokenizer.encode("a", adds_special=True))
         num = next(n for n in range(len(whole)) if list(whole[n : n + len(said)]) == said)
-        for messages in (
+        begin = whole[:num]
+        asked = self._asked("?")
+        conversations = (
             self._conversation(),
-            [Message.of("system", "be brief"), self._asked("?")],
+            [Message.of("system", "be brief"), asked],
+            [asked, Message.of("assistant", "so"), asked],
+            [asked, Message.of("assistant", "so")],
+            self._called("a"),
+        )
+        for messages, tools, options in itertools.product(
+            conversations, (None, [tool()]), self._options(tokenizer)
         ):
-            if num and (prompt := self._made(messages)) is not None:
-                assert prompt.token_ids[: 2 * num] != whole[:num] * 2
+            goes_on = options.continue_final_message
+            if not begin or (goes_on and messages[-1].role != "assistant"):
+                continue
+            with contextlib.suppress(RequestError):
+                prompt = tokenizer.prompt(messages, tools=tools, options=options)
+                leading = [slot.stop for slot in prompt.media[:1] if slot.start == 0]
+                ids = prompt.token_ids[sum(leading) :]  # an image may stand before all text
+                assert ids[:num] == begin, f"a prompt does not begin as texts do, with {options}"
+                assert ids[num : 2 * num] != begin, f"a prompt begins twice with {options}"
 
     # Turns
 
@@ -240,6 +259,25 @@ class TokenizerPromptContract(TokenizerSubject):
             assert self._controls(marked) == self._controls(harmless), text
 
     # Helpers
+
+    def _options(self, tokenizer: Tokenizer) -> list[PromptOptions]:
+        """Return the defaults, and each option that a tokenizer honours, by itself."""
+        values: dict[PromptOption, tuple[Any, ...]] = {
+            "add_generation_prompt": (False,),
+            "continue_final_message": (True,),
+            "chat_template_kwargs": ({"unused": True},),
+            "reasoning_effort": get_args(ReasoningEffort),
+            "light": (True,),
+        }
+        return [
+            PromptOptions(),
+            *(
+                PromptOptions(**{name: value})
+                for name, tried in values.items()
+                if name in tokenizer.honours
+                for value in tried
+            ),
+        ]
 
     def _made(
         self, messages: Sequence[Message], tokenizer: Tokenizer | None = None

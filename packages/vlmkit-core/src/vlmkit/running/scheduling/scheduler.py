@@ -131,16 +131,21 @@ class ContinuousScheduler:
                 continue
             plan.add_decode(sequence)
         # Where chunks run one after the other, drafts pay for an answer that is alone.
-        if cache.limits.mixes_prefill_and_decode or len(plan.items) == 1:
+        if (mixes := cache.limits.mixes_prefill_and_decode) or len(plan.items) == 1:
+            has_prompts = self.num_waiting or len(plan.items) < len(self._running)
+            num_kept = MIN_CHUNK_TOKENS if mixes and has_prompts else 0  # which prompts may take
+            plan.num_tokens_left -= num_kept
             plan.items = [
                 self._with_drafts(item, plan, cache) if item.sequence.drafts else item
                 for item in plan.items
             ]
+            plan.num_tokens_left += num_kept
 
     def _with_drafts(self, item: WorkItem, plan: StepPlan, cache: Cache) -> WorkItem:
         """Lengthen an item by its sequence's drafts, where budget and room are left over."""
         sequence = item.sequence
-        drafts = sequence.drafts[: min(cache.limits.max_draft_tokens, plan.num_tokens_left)]
+        num_drafts = min(cache.limits.max_draft_tokens, plan.num_tokens_left)
+        drafts = sequence.drafts[: max(0, num_drafts)]
         if not drafts or not cache.reserve(sequence, item.stop + len(drafts)):
             return item
         plan.num_tokens_left -= len(drafts)
