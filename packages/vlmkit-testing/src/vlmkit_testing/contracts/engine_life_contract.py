@@ -126,7 +126,7 @@ class EngineLifeContract(EngineSubject):
         host, seen = EngineHost(engine, self.features), [("read()", dict(engine.counters()))]
 
         def note(name: str) -> None:
-            seen.extend((name, dict(engine.counters())) for _ in range(2))
+            seen.append((name, dict(engine.counters())))
 
         for name in self._calls_of_two(host, longest):
             note(name)
@@ -155,14 +155,17 @@ class EngineLifeContract(EngineSubject):
             if name is None:
                 break
             assert not _alive(watched), f"release() after {name} keeps {_alive(watched)}"
-            if isinstance(host.engine, CountsRoom):
-                num_free = host.engine.num_free_tokens
-                assert num_free == host.engine.limits.capacity_tokens, f"after {name}"
-            assert self.room(host) == room, f"release() after {name} does not give all room back"
+            has_room = (
+                host.engine.num_free_tokens == host.engine.limits.capacity_tokens
+                if isinstance(host.engine, CountsRoom)
+                else self.room(host) == room
+            )
+            assert has_room, f"release() after {name} does not give all room back"
             again = host.sequence(prompt, scope=scope)
             assert host.admit(again) is not None
             self.agree(host.prefill(again), expected)
             host.engine.release(again)
+        assert self.room(host) == room, "release() does not give all room back"
 
     # Helpers, each in a frame of its own, which keeps nothing
 
