@@ -99,9 +99,12 @@ def test_answers_about_images_are_those_of_the_cpu(
         np.testing.assert_allclose(row, wanted, atol=1e-4, rtol=0)
 
 
-def test_a_hundred_steps_of_a_shape_have_one_capture_and_one_transfer_each(load: Load) -> None:
+@families(*zoo.NAMES_TEXT)
+def test_a_hundred_steps_of_a_shape_have_one_capture_and_one_transfer_each(
+    name: str, load: Load
+) -> None:
     with pretended_cuda() as device:
-        engine, _ = load("llama", device="cuda", cache_tokens=2000)
+        engine, _ = load(name, device="cuda", cache_tokens=2000)
         host = EngineHost(engine)
         sequences, _ = begin(host)
         addresses = set()

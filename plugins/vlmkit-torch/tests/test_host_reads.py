@@ -53,7 +53,10 @@ def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt_oss", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "llama" else pytest.param(n, marks=pytest.mark.slow) for n in zoo.NAMES_TEXT],
+)
 def test_a_replayed_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load(name, device="cuda")
