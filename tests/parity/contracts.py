@@ -1,6 +1,10 @@
 """The contracts for a family of the zoo; tests of each library supply its components."""
 
-from collections.abc import Mapping
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import zoo
 from parity import runner
@@ -9,6 +13,12 @@ from vlmkit.interfaces.media_encoder import MediaEncoder
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_testing import EngineContract, MediaEncoderContract
+
+
+@functools.cache
+def prompts_of(family: str, folder: Path) -> tuple[Prompt, ...]:
+    """Return the four requests as prompts, which no test changes."""
+    return tuple(runner.prompts(family, runner.config_of(folder)))
 
 
 class OnFamily:
@@ -28,7 +38,7 @@ class OnFamily:
 
     def all_prompts(self) -> list[Prompt]:
         """Return the four requests as prompts."""
-        return runner.prompts(self.family, runner.config_of(self.checkpoint.path))
+        return list(prompts_of(self.family, self.checkpoint.path))
 
 
 class EngineOnFamily(OnFamily, EngineContract):
@@ -41,6 +51,11 @@ class EngineOnFamily(OnFamily, EngineContract):
     most_drafts = 5
     most_tokens = 200
     num_walk_steps = 80
+    _encoded: dict[tuple[bytes, ...], Sequence[MediaFeatures]]
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._encoded = {}
 
     def prompts(self) -> list[Prompt]:
         return self.all_prompts()[:3]
@@ -49,8 +64,12 @@ class EngineOnFamily(OnFamily, EngineContract):
         return [40, 50, 60, 70]
 
     def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
-        made = self.make_encoder().encode(prompt.media) if prompt.media else []
-        return dict(enumerate(made))
+        """Return copies of features that are encoded once for all tests of a class."""
+        digests = tuple(slot.digest for slot in prompt.media)
+        if (found := self._encoded.get(digests)) is None:
+            found = self.make_encoder().encode(prompt.media) if prompt.media else []
+            self._encoded[digests] = found
+        return dict(enumerate(copy.deepcopy(found)))
 
     def twins(self) -> tuple[Prompt, Prompt] | None:
         if self.family in zoo.NAMES_TEXT:

@@ -48,11 +48,6 @@ def exported(names: Iterable[str], *before: str) -> list[Any]:
     return _marked(names, {**LIKE, **DECODERS_LIKE}, *before)
 
 
-def towers(names: Iterable[str]) -> list[Any]:
-    """Return parameters of tests that need a family's tower only."""
-    return _marked(names, LIKE)
-
-
 def mechanisms(names: Iterable[str]) -> list[Any]:
     """Return parameters of tests that need no export, of a path that others take for each family.
 

@@ -400,7 +400,9 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(("vocab", "temperature"), [(16, 1.5), (3000, 0.7)])
+@pytest.mark.parametrize(
+    ("vocab", "temperature"), [(16, 1.5), pytest.param(3000, 0.7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
     logits, num = random_logits(12, vocab=vocab) / 2, 8000

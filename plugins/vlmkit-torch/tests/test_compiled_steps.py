@@ -67,6 +67,7 @@ def test_a_hundred_steps_are_compiled_once(name: str, load: Load) -> None:
         np.testing.assert_allclose(row, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_batches_of_other_sizes_are_compiled_once_for_one_row_and_once_for_several(
     load: Load,
 ) -> None:
@@ -82,9 +83,8 @@ def test_batches_of_other_sizes_are_compiled_once_for_one_row_and_once_for_sever
     assert len(set(counts[3:])) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3_vl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llava", "gemma3"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_vl", "llava", "gemma3"])
 def test_answers_about_images_are_those_of_the_plain_model(
     name: str, load: Load, saved: Callable[[str], Path]
 ) -> None:
@@ -129,6 +129,7 @@ def test_a_compiler_that_fails_or_computes_something_else_is_not_used(
         np.testing.assert_array_equal(row, wanted)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_again_and_again_is_not(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
