@@ -50,7 +50,7 @@ class EngineOnFamily(OnFamily, EngineContract):
     most_cuts = 7
     most_drafts = 5
     most_tokens = 200
-    num_walk_steps = 80
+    num_walk_steps = 50
     _encoded: dict[tuple[bytes, ...], Sequence[MediaFeatures]]
 
     def __init_subclass__(cls, **more: Any) -> None:
