@@ -131,6 +131,20 @@ def test_a_call_is_rendered_as_by_the_reference(tokenizer_for: TokenizerFor, nam
     assert list(prompt.token_ids) == reference(name, ARGUMENTS, "")
 
 
+@pytest.mark.parametrize("name", ["either", "counted", "tags"])
+def test_results_follow_the_order_of_their_calls(tokenizer_for: TokenizerFor, name: str) -> None:
+    ids = ("aBcDeF123", "dEfGhI456")
+    calls = tuple(ToolCallPart(each, "weather_of", "{}") for each in ids)
+    results = [Message("tool", (TextPart(said),), each) for said, each in zip("ab", ids)]
+    start = [Message.of("user", "How is the weather?"), Message("assistant", calls)]
+    prompt = tokenizer_for(name).prompt
+    unknown = [Message.of("tool", text) for text in "cd"]
+    in_order = prompt([*start, *results, *unknown])
+    assert prompt([*start, unknown[0], *results[::-1], unknown[1]]) == in_order
+    assert prompt([*start, *results, *unknown[::-1]]) != in_order
+    assert prompt([*start, start[0], *results[::-1]]) != prompt([*start, start[0], *results])
+
+
 def test_a_template_that_expects_json_text_gets_it(tokenizer_for: TokenizerFor) -> None:
     text = json.dumps(ARGUMENTS, ensure_ascii=False)
     tokenizer = tokenizer_for("text")

@@ -79,6 +79,42 @@ class IgnoresRoles(Changed):
         return [with_role(message, "user") for message in messages]
 
 
+class OmitsTheIdsOfCalls(Changed):
+    """Writes results in the order in which they came, without the ids of their calls."""
+
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [dataclasses.replace(message, call_id=None) for message in messages]
+
+
+class RenamesCallIds(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        calls = [p for m in messages for p in m.parts if isinstance(p, ToolCallPart)]
+        results = [message for message in messages if message.role == "tool"]
+        ids = iter(self.ids(calls, results))
+        return [
+            dataclasses.replace(message, call_id=next(ids)) if message.role == "tool" else message
+            for message in messages
+        ]
+
+    def ids(self, calls: Seq[ToolCallPart], results: Seq[Message]) -> Seq[str]:
+        raise NotImplementedError
+
+
+class AssignsResultsByOrder(RenamesCallIds):
+    """Writes the id of the first call before the first result, and so on."""
+
+    def ids(self, calls: Seq[ToolCallPart], results: Seq[Message]) -> Seq[str]:
+        return [call.id for call, _ in zip(calls, results, strict=True)]
+
+
+class IdentifiesCallsByTheirTools(RenamesCallIds):
+    """Writes the name of the tool in place of the id of a call."""
+
+    def ids(self, calls: Seq[ToolCallPart], results: Seq[Message]) -> Seq[str]:
+        names = {call.id: call.name for call in calls}
+        return [names[result.call_id or ""] for result in results]
+
+
 class TreatsTheSystemAsAUser(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [with_role(m, "user") if m.role == "system" else m for m in messages]
@@ -229,6 +265,8 @@ class ParsesSpecialTextsOfTools(MockTokenizer):
         return dataclasses.replace(made, token_ids=(*made.token_ids, *ends))
 
 
+BELONGS = "a_result_belongs_to_the_call_that_it_names"
+
 BROKEN = (
     Broken(
         ReturnsAnArray,
@@ -335,6 +373,11 @@ BROKEN = (
         DropsCallArguments,
         "The arguments of a call are in the prompt.",
         "calls_of_tools_are_in_the_prompt_or_refused",
+    ),
+    Broken(OmitsTheIdsOfCalls, "A prompt shows which call each result is of.", BELONGS),
+    Broken(AssignsResultsByOrder, "Results may come in any order.", BELONGS),
+    Broken(
+        IdentifiesCallsByTheirTools, "A tool may be called twice, with a result each.", BELONGS
     ),
     Broken(
         RemovesGivenTools,

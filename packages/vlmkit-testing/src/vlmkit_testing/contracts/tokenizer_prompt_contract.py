@@ -13,6 +13,7 @@ from vlmkit.interfaces.prompt import Prompt
 from vlmkit.interfaces.tokenizer import Tokenizer
 from vlmkit.types.message import ImagePart, Message, Role, TextPart
 from vlmkit.types.prompt_options import PromptOption, PromptOptions, ReasoningEffort
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_testing.contracts.pictures import picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
 
@@ -191,6 +192,15 @@ class TokenizerPromptContract(TokenizerSubject):
             other = self._prompt(self._called("a", **fields))
             assert other.token_ids != prompt.token_ids
 
+    @pytest.mark.parametrize("names", [("find", "find"), ("find", "send")], ids=" ".join)
+    def test_a_result_belongs_to_the_call_that_it_names(self, names: tuple[str, str]) -> None:
+        """Results of parallel calls may come in any order, and differ from exchanged results."""
+        in_order = self._with_results(names, ("a", "one"), ("b", "two"))
+        reversed_ = self._with_results(names, ("b", "two"), ("a", "one"))
+        exchanged = self._with_results(names, ("a", "two"), ("b", "one"))
+        self._check_apart(in_order, exchanged)
+        self._check_apart(reversed_, exchanged)
+
     def test_its_inputs_are_not_modified(self) -> None:
         """A conversation may be used again, and a prompt keeps no list that may change."""
         tools = [tool("find"), tool("send")]
@@ -299,6 +309,15 @@ class TokenizerPromptContract(TokenizerSubject):
         if role == "system":
             return [Message(role, parts), Message.of("user", "so?")]
         return [Message(role, parts)]
+
+    def _with_results(self, names: tuple[str, str], *results: tuple[str, str]) -> list[Message]:
+        """Return a conversation with two calls, ``a`` and ``b``, and results with their ids."""
+        calls = tuple(
+            ToolCallPart(call_id, name, f'{{"what": "{call_id}"}}')
+            for call_id, name in zip("ab", names, strict=True)
+        )
+        said = [Message("tool", (TextPart(text),), call_id) for call_id, text in results]
+        return [self._asked("hello"), Message("assistant", calls), *said]
 
     def _combined(self, names: Set[str]) -> tuple[object, ...] | None:
         """Return what distinguishes a prompt with some of ``COMBINED``; None if it is refused."""

@@ -15,7 +15,7 @@ from vlmkit.types.message import Message, ReasoningPart, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_hf.chat.channels import find_channels, writes_calls
-from vlmkit_hf.chat.messages import MessageForm, MessageWriter, split_calls
+from vlmkit_hf.chat.messages import MessageForm, MessageWriter, split_calls, with_ordered_results
 from vlmkit_hf.chat.tool_call_formats import TOOL, detect_format
 from vlmkit_hf.templates.reasoning import REASONING_FIELDS, ReasoningMarks
 from vlmkit_hf.templates.sandbox.budget import TemplateTooCostly
@@ -109,7 +109,7 @@ class Conversations:
         writer = MessageWriter(
             form, self._placeholder, self._marks, self._reasoning_name, stand_ins
         )
-        numbered = list(enumerate(messages))
+        numbered = with_ordered_results(enumerate(messages))
         written = writer.write(split_calls(numbered) if form.has_one_call else numbered)
         hidden_tools = [stand_ins.hide_json(tool) for tool in tools] if tools else None
         rendered = self._template.render(written, hidden_tools, options, is_probe=is_probe)

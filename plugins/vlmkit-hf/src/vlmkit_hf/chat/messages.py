@@ -5,6 +5,7 @@ Hides every client string, and records the texts that must be rendered. Does not
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from vlmkit.errors import RequestError
@@ -150,6 +151,27 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _strings(item)
+
+
+def with_ordered_results(messages: Iterable[Numbered]) -> list[Numbered]:
+    """Return messages with the results of parallel calls in the order of the calls.
+
+    Many templates write no ids of calls. Results with images keep their order, as slots must.
+    """
+    ordered: list[Numbered] = []
+    calls: list[str] = []
+
+    def order(numbered: Numbered) -> int:
+        call_id = numbered[1].call_id
+        return calls.index(call_id) if call_id in calls else len(calls)
+
+    for is_result, run in groupby(messages, lambda numbered: numbered[1].role == "tool"):
+        found = list(run)
+        parts = [part for _, message in found for part in message.parts]
+        is_text = not any(isinstance(part, ImagePart) for part in parts)
+        ordered += sorted(found, key=order) if is_result and is_text else found
+        calls = [part.id for part in found[-1][1].parts if isinstance(part, ToolCallPart)]
+    return ordered
 
 
 def split_calls(messages: Sequence[Numbered]) -> Iterator[Numbered]:
