@@ -38,6 +38,11 @@ def events(received):
     return [msgspec.json.decode(line) for line in lines if line.startswith(b"{")]
 
 
+def called(name, *arguments):
+    """Return a call, of which the JSON text of the arguments may come in pieces."""
+    return name, msgspec.json.decode("".join(arguments))
+
+
 class TestChatApi(ApiContract):
     path = "/v1/chat/completions"
 
@@ -58,7 +63,17 @@ class TestChatApi(ApiContract):
         if "event-stream" in received.headers["content-type"]:
             choices = [choice for event in events(received) for choice in event["choices"]]
             return "".join(choice["delta"].get("content", "") for choice in choices)
-        return msgspec.json.decode(received.body)["choices"][0]["message"]["content"]
+        return msgspec.json.decode(received.body)["choices"][0]["message"]["content"] or ""
+
+    def calls_of(self, received):
+        if "event-stream" in received.headers["content-type"]:
+            choices = [choice for event in events(received) for choice in event["choices"]]
+            deltas = [d for choice in choices for d in choice["delta"].get("tool_calls", ())]
+            functions = [delta["function"] for delta in deltas]
+            name = "".join(function.get("name", "") for function in functions)
+            return [called(name, *(function["arguments"] for function in functions))]
+        message = msgspec.json.decode(received.body)["choices"][0]["message"]
+        return [called(*call["function"].values()) for call in message["tool_calls"]]
 
 
 class TestCompletionsApi(ApiContract):
@@ -108,6 +123,22 @@ class TestMessagesApi(ApiContract):
         blocks = msgspec.json.decode(received.body)["content"]
         return "".join(block.get("text", "") for block in blocks)
 
+    def calls_of(self, received):
+        if "event-stream" not in received.headers["content-type"]:
+            blocks = msgspec.json.decode(received.body)["content"]
+            return [(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+        found = events(received)
+        starts = [event for event in found if event["type"] == "content_block_start"]
+        deltas = [event for event in found if event["type"] == "content_block_delta"]
+        return [
+            called(
+                start["content_block"]["name"],
+                *(d["delta"]["partial_json"] for d in deltas if d["index"] == start["index"]),
+            )
+            for start in starts
+            if start["content_block"]["type"] == "tool_use"
+        ]
+
 
 class TestResponsesApi(ApiContract):
     path = "/v1/responses"
@@ -132,6 +163,21 @@ class TestResponsesApi(ApiContract):
         items = msgspec.json.decode(received.body)["output"]
         said = [part for item in items if item["type"] == "message" for part in item["content"]]
         return "".join(part["text"] for part in said)
+
+    def calls_of(self, received):
+        if "event-stream" not in received.headers["content-type"]:
+            items = msgspec.json.decode(received.body)["output"]
+            calls = [item for item in items if item["type"] == "function_call"]
+            return [called(call["name"], call["arguments"]) for call in calls]
+        found = events(received)
+        items = [each["item"] for each in found if each["type"] == "response.output_item.added"]
+        kind = "response.function_call_arguments.delta"
+        deltas = [each for each in found if each["type"] == kind]
+        return [
+            called(item["name"], *(d["delta"] for d in deltas if d["item_id"] == item["id"]))
+            for item in items
+            if item["type"] == "function_call"
+        ]
 
 
 class Copy(ChatApi):

@@ -135,7 +135,9 @@ def test_a_call_is_rendered_as_by_the_reference(tokenizer_for: TokenizerFor, nam
 def test_results_follow_the_order_of_their_calls(tokenizer_for: TokenizerFor, name: str) -> None:
     ids = ("aBcDeF123", "dEfGhI456")
     calls = tuple(ToolCallPart(each, "weather_of", "{}") for each in ids)
-    results = [Message("tool", (TextPart(said),), each) for said, each in zip("ab", ids)]
+    results = [
+        Message("tool", (TextPart(said),), each) for said, each in zip("ab", ids, strict=True)
+    ]
     start = [Message.of("user", "How is the weather?"), Message("assistant", calls)]
     prompt = tokenizer_for(name).prompt
     unknown = [Message.of("tool", text) for text in "cd"]

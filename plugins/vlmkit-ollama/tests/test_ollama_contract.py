@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from vlmkit.errors import RequestError
 from vlmkit_ollama.api import OllamaApi
@@ -38,6 +39,11 @@ class TestChats(_Ollama):
     def answer_of(self, received: Received) -> str:
         lines = map(json.loads, received.body.splitlines())
         return "".join(line["message"]["content"] for line in lines)
+
+    def calls_of(self, received: Received) -> list[tuple[str, Any]]:
+        lines = map(json.loads, received.body.splitlines())
+        calls = [each for line in lines for each in line["message"].get("tool_calls", ())]
+        return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
 class TestPrompts(_Ollama):

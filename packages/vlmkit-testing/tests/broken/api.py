@@ -7,13 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from honest.api import ASK, LIST, Question, ToyAnswer, ToyApi, ToyError, ToyLines, ToyModels
+from honest.api import (
+    ASK,
+    LIST,
+    Question,
+    ToyAnswer,
+    ToyApi,
+    ToyCall,
+    ToyError,
+    ToyLines,
+    ToyModels,
+)
 from litestar.response.base import ASGIResponse
 
 from broken.broken import Broken, Table
 from vlmkit.errors import PluginError, RequestError, VlmkitError
-from vlmkit.types.completion import Chunk
-from vlmkit.types.delta import ToolCallDelta
+from vlmkit.types.completion import Choice, Chunk
+from vlmkit.types.delta import Delta, ToolCallDelta
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.interfaces.api import Route
 from vlmkit_server.interfaces.conversation import Conversation, ImageSource
@@ -66,8 +76,8 @@ class KeepsItsServer(ToyApi):
 
 
 class TrimsAnswers(ToyApi):
-    def encoded(self, text: str) -> bytes:
-        return msgspec.json.encode(ToyAnswer(text[:10]))
+    def encoded(self, choice: Choice) -> bytes:
+        return msgspec.json.encode(ToyAnswer(choice.text[:10]))
 
 
 class FirstLineOnly(ToyLines):
@@ -85,6 +95,7 @@ class SendsTheFirstLineOnly(ToyApi):
 
 class HeldLines(ToyLines):
     def __init__(self) -> None:
+        super().__init__()
         self.held = b""
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
@@ -168,16 +179,11 @@ class EndsFailedStreamsAsComplete(ToyApi):
 
 
 class LinesWithSharedCalls(ToyLines):
-    calls: list[str | None] = []  # noqa: RUF012 - the mistake
+    shared: list[Delta] = []  # noqa: RUF012 - the mistake
 
-    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
-        lots = list(chunks)
-        deltas = (delta for chunk in lots for delta in chunk.deltas)
-        self.calls += [delta.name for delta in deltas if isinstance(delta, ToolCallDelta)]
-        return super().chunks(lots)
-
-    def closing(self, usage: Any) -> bytes:
-        return b"".join(f"call {name}\n".encode() for name in self.calls) + super().closing(usage)
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.shared
 
 
 class NumberedLines(ToyLines):
@@ -195,6 +201,49 @@ class NumbersTheLinesOfAllStreams(ToyApi):
 
 class KeepsTheCallsOfAllAnswers(ToyApi):
     lines = LinesWithSharedCalls
+
+
+class OneOpenBlock(ToyLines):
+    def chunk(self, chunk: Chunk) -> bytes:
+        is_call = any(isinstance(delta, ToolCallDelta) for delta in chunk.deltas)
+        if is_call or not self.calls:
+            return super().chunk(chunk)
+        self.calls.append(ToolCallDelta(0, "", "", chunk.text))
+        return b""
+
+
+class AddsTextToACall(ToyApi):
+    """Has one open block at a time, and does not close that of a call where text follows."""
+
+    lines = OneOpenBlock
+
+
+class EndsAtACall(ToyLines):
+    def chunk(self, chunk: Chunk) -> bytes:
+        has_called = bool(self.calls)
+        line = super().chunk(chunk)
+        return b"" if has_called else line
+
+
+class DropsTextAfterACall(ToyApi):
+    lines = EndsAtACall
+
+
+class CallsOfCompleteAnswers(ToyLines):
+    def chunk(self, chunk: Chunk) -> bytes:
+        line = super().chunk(chunk)
+        if chunk.finish_reason == "length":
+            self.calls.clear()
+        return line
+
+
+class DropsCallsOfCutStreams(ToyApi):
+    lines = CallsOfCompleteAnswers
+
+
+class DropsCallsOfWholeAnswers(ToyApi):
+    def encoded(self, choice: Choice) -> bytes:
+        return msgspec.json.encode(ToyAnswer(choice.text))
 
 
 class RepeatsTheQuestion(ToyApi):
@@ -354,6 +403,14 @@ class OnApi(ApiContract):
         body = {"model": MODEL, "text": text, "stream": stream}
         return Sent(ASK, body | ({"images": [image_url]} if image_url else {}))
 
+    def calls_of(self, received: Received) -> Seq[tuple[str, Any]]:
+        if received.headers["content-type"].startswith("text/plain"):
+            lines = [line for line in received.body.splitlines() if line.startswith(b"{")]
+            calls = [msgspec.json.decode(line, type=ToyCall) for line in lines]
+        else:
+            calls = msgspec.json.decode(received.body, type=ToyAnswer).calls
+        return [(call.name, call.arguments) for call in calls]
+
     def answer_of(self, received: Received) -> str:
         if received.headers["content-type"].startswith("text/plain"):
             lines = received.body.splitlines()
@@ -413,6 +470,15 @@ TABLE = Table(
             KeepsTheCallsOfAllAnswers,
             "An answer has its own calls.",
             "an_answer_shows_no_call_of_an_earlier_one",
+        ),
+        *(
+            Broken(kind, promise, "a_stream_has_the_text_and_the_calls_of_the_whole_answer", raises)
+            for kind, promise, raises in (
+                (AddsTextToACall, "Text after a call is no part of it.", (RequestError,)),
+                (DropsTextAfterACall, "Text may follow a call.", ()),
+                (DropsCallsOfCutStreams, "A stream that a limit ends has its calls.", ()),
+                (DropsCallsOfWholeAnswers, "A whole answer has its calls.", ()),
+            )
         ),
         Broken(DropsImages, "An image reaches the model.", "an_image_reaches_the_model"),
         Broken(

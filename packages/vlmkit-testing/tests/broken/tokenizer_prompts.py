@@ -374,11 +374,9 @@ BROKEN = (
         "The arguments of a call are in the prompt.",
         "calls_of_tools_are_in_the_prompt_or_refused",
     ),
-    Broken(OmitsTheIdsOfCalls, "A prompt shows which call each result is of.", BELONGS),
+    Broken(OmitsTheIdsOfCalls, "A prompt shows which call each result belongs to.", BELONGS),
     Broken(AssignsResultsByOrder, "Results may come in any order.", BELONGS),
-    Broken(
-        IdentifiesCallsByTheirTools, "A tool may be called twice, with a result each.", BELONGS
-    ),
+    Broken(IdentifiesCallsByTheirTools, "A tool may be called twice, with a result each.", BELONGS),
     Broken(
         RemovesGivenTools,
         "The given tools are not modified.",

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.types.completion import Chunk, Usage
+from vlmkit.types.completion import Choice, Chunk, Usage
+from vlmkit.types.delta import Delta, ToolCallDelta, tool_calls_of
 from vlmkit.types.message import TextPart
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_server.conversation.exchange import Exchange
 from vlmkit_server.conversation.host import Host
 from vlmkit_server.http.errors import Fault, fault_of
@@ -26,10 +28,23 @@ class Question(msgspec.Struct, kw_only=True):
     stream: bool = False
 
 
+class ToyCall(msgspec.Struct):
+    """The call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: ToolCallPart) -> "ToyCall":
+        """Return a call as clients see it."""
+        return cls(call.name, call.parsed())
+
+
 class ToyAnswer(msgspec.Struct):
     """An answer."""
 
     text: str
+    calls: list[ToyCall] = []
 
 
 class ToyError(msgspec.Struct):
@@ -45,11 +60,14 @@ class ToyModels(msgspec.Struct):
 
 
 class ToyLines:
-    """A line for each piece of text."""
+    """A line for each piece of text, and one for each call at the end."""
 
     media_type = "text/plain; charset=utf-8"
     ping = b""
     repeats_answer = False
+
+    def __init__(self) -> None:
+        self.calls: list[Delta] = []
 
     def opening(self) -> bytes:
         """Return nothing."""
@@ -57,11 +75,17 @@ class ToyLines:
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the texts."""
-        return b"".join(msgspec.json.encode(chunk.text) + b"\n" for chunk in chunks)
+        return b"".join(map(self.chunk, chunks))
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        """Return the text of a chunk."""
+        self.calls += [delta for delta in chunk.deltas if isinstance(delta, ToolCallDelta)]
+        return msgspec.json.encode(chunk.text) + b"\n"
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the end."""
-        return b"end\n"
+        """Return the calls and the end."""
+        calls = map(ToyCall.of, tool_calls_of(self.calls))
+        return b"".join(msgspec.json.encode(call) + b"\n" for call in calls) + b"end\n"
 
     def failed(self, error: Exception, scope: Any) -> bytes:
         """Return the error."""
@@ -108,11 +132,12 @@ class ToyApi:
         answer = await exchange.run(self.conversation(body), "toy")
         if body.stream:
             return exchange.stream(answer, self.lines())
-        return exchange.whole(answer, lambda done: [self.encoded(done.choices[0].text)])
+        return exchange.whole(answer, lambda done: [self.encoded(done.choices[0])])
 
-    def encoded(self, text: str) -> bytes:
+    def encoded(self, choice: Choice) -> bytes:
         """Encode a whole answer."""
-        return msgspec.json.encode(ToyAnswer(text))
+        calls = [*map(ToyCall.of, choice.tool_calls)]
+        return msgspec.json.encode(ToyAnswer(choice.text, calls))
 
     async def names(self, exchange: Exchange, _: None) -> Any:
         """List the models."""

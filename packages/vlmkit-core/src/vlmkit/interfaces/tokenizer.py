@@ -73,8 +73,8 @@ class Tokenizer(Protocol):
         """Render the chat template, expand media to placeholders and preprocess the media.
 
         An image that is shown in several sizes has a different digest for each size. What begins a
-        text with ``adds_special`` begins a prompt once. A prompt shows which call each result is of,
-        by its id or by the order of the calls, whatever the order of the results.
+        text with ``adds_special`` begins a prompt once. A prompt shows which call each result
+        belongs to, by its id or by the order of the calls, whatever the order of the results.
 
         Args:
             messages: the conversation.

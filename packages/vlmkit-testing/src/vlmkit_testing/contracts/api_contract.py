@@ -4,7 +4,7 @@ import base64
 import io
 import logging
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import islice, permutations
 from typing import Any
 
 import msgspec
@@ -14,6 +14,8 @@ from litestar.routes import HTTPRoute
 
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.settings.scope import SCOPES
+from vlmkit.types.completion import FinishReason
+from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, text_of
 from vlmkit.types.message import ImagePart, parts_of
 from vlmkit_server.http.errors import Fault
 from vlmkit_server.http.operation import Operation
@@ -34,6 +36,15 @@ PRIVATE = "kx7private"
 ABSENT = "no-such-model"
 MAX_COUNT = 1000  # larger integers may be times, such as nanoseconds
 ANSWER = "".join(WORDS)
+PARTS: tuple[tuple[Delta, ...], ...] = (
+    (ReasoningDelta("why"), ReasoningDelta(" not")),
+    (TextDelta("so "), TextDelta("it is")),
+    (ToolCallDelta(0, "call-1", CALLED, ""), ToolCallDelta(0, "", "", '{"a": 1}')),
+    (TextDelta("it "), TextDelta("was")),
+)
+"""Parts of an answer, each in two deltas."""
+
+ORDERS = [each for each in permutations(PARTS) if each.index(PARTS[1]) < each.index(PARTS[3])]
 ODD_WORDS = (
     '"quoted" \\n',
     "żółć 日本 👍",
@@ -77,6 +88,13 @@ class ApiContract:
     def answer_of(self, received: Received) -> str:
         """Return the text of the model in a whole response or a stream, without reasoning."""
         raise NotImplementedError
+
+    def calls_of(self, received: Received) -> Seq[tuple[str, Any]] | None:  # noqa: ARG002
+        """Return the calls of the model in a whole response or a stream; None if it shows none.
+
+        Each has the name of its tool, and its arguments as JSON values. The default is None.
+        """
+        return None
 
     # Routes
 
@@ -239,6 +257,22 @@ class ApiContract:
         assert CALLED.encode() not in second.body
         assert self.answer_of(first) == f"hello {ANSWER}"
         assert self.answer_of(second) == f"hello {ANSWER}"
+
+    @pytest.mark.parametrize("finish_reason", ["stop", "length"])
+    def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
+        self, finish_reason: FinishReason
+    ) -> None:
+        """Reasoning, text and a call may come in any order, and a limit may end the answer."""
+        runner = ScriptedRunner()
+        server = ApiServer(self.make(), runner)
+        sent = [self._chat("hello", stream=stream) for stream in (False, True)]
+        for parts in ORDERS:
+            deltas = [delta for part in parts for delta in part]
+            runner.script = Script(words=None, deltas=deltas, finish_reason=finish_reason)
+            for received in server.send(*sent):
+                assert received.status == 200, received.body
+                assert self.answer_of(received) == text_of(deltas)
+                assert self.calls_of(received) in (None, [(CALLED, {"a": 1})])
 
     def test_an_image_reaches_the_model(self) -> None:
         """Opened, and before the text or after it."""

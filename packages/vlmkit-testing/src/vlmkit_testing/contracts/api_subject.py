@@ -17,7 +17,15 @@ from vlmkit.interfaces.engine import EngineLimits
 from vlmkit.interfaces.runner import Admit, RunnerFacts
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.types.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
-from vlmkit.types.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, tool_calls_of
+from vlmkit.types.delta import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    reasoning_of,
+    text_of,
+    tool_calls_of,
+)
 from vlmkit.types.demand import Demand
 from vlmkit.types.prompt_tokens import PromptTokens
 from vlmkit.types.request import Request
@@ -110,7 +118,8 @@ class ScriptedStream:
     @property
     def reasons(self) -> Seq[FinishReason]:
         """The reason of the one choice."""
-        return ["stop"] if self._num_read == len(self._chunks) else []
+        is_over = self._num_read == len(self._chunks)
+        return [self._script.finish_reason] if is_over else []
 
     async def next_chunks(self) -> list[Chunk]:
         """Return the next chunks."""
@@ -129,10 +138,9 @@ class ScriptedStream:
         """Return the whole answer."""
         while await self.next_chunks():
             pass
-        script = self._script
-        calls = tool_calls_of(script.call_deltas)
-        thought = script.thought.replace("|", "")
-        choice = Choice("".join(self._words), thought, calls, finish_reason="stop")
+        deltas = [delta for chunk in self._chunks for delta in chunk.deltas]
+        parts = text_of(deltas), reasoning_of(deltas), tool_calls_of(deltas)
+        choice = Choice(*parts, finish_reason=self._script.finish_reason)
         return Completion([choice], self.usage, self.timings, self.prompt_token_ids)
 
     def abort(self) -> None:
@@ -167,6 +175,8 @@ class Script:
         words: the text after the question, in pieces; None for an answer without any text.
         num_deltas: pieces of text in each chunk.
         num_chunks: chunks that arrive at once.
+        deltas: come after the words.
+        finish_reason: why the answer ends.
     """
 
     late_error: VlmkitError | None = None
@@ -176,6 +186,8 @@ class Script:
     words: Seq[str] | None = WORDS
     num_deltas: int = 1
     num_chunks: int = 1
+    deltas: Seq[Delta] = ()
+    finish_reason: FinishReason = "stop"
 
     @property
     def call_deltas(self) -> tuple[ToolCallDelta, ...]:
@@ -185,7 +197,7 @@ class Script:
     def chunks(self, words: Seq[Any]) -> Iterator[Chunk]:
         """Yield the chunks of an answer."""
         thoughts: list[Delta] = [ReasoningDelta(each) for each in self.thought.split("|") if each]
-        deltas = [*thoughts, *map(TextDelta, words)]
+        deltas = [*thoughts, *map(TextDelta, words), *self.deltas]
         lots = [
             deltas[start : start + self.num_deltas]
             for start in range(0, len(deltas), self.num_deltas)
@@ -193,7 +205,7 @@ class Script:
         for number, lot in enumerate(lots, 1):
             is_last = number == len(lots)
             calls = self.call_deltas if is_last else ()
-            yield Chunk(0, (*lot, *calls), finish_reason="stop" if is_last else None)
+            yield Chunk(0, (*lot, *calls), finish_reason=self.finish_reason if is_last else None)
 
 
 class ScriptedVector(ScriptedStream):
@@ -222,11 +234,12 @@ class ScriptedRunner:
 
     Args:
         error: is raised when a request is submitted, if it is given.
-        script: what the answers have.
+        script: what the answers have, at first.
 
     Attributes:
         requests: the requests so far.
         streams: their answers.
+        script: what the next answers have.
     """
 
     is_ready = True
@@ -251,7 +264,7 @@ class ScriptedRunner:
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self._error = error
-        self._script = script or Script()
+        self.script = script or Script()
 
     def submit(self, request: Request, admit: Admit | None = None) -> ScriptedStream:
         """Start an answer: the text of the newest message, and the script; or a vector."""
@@ -261,12 +274,12 @@ class ScriptedRunner:
         if admit is not None:
             admit(Demand(len(ScriptedStream.prompt_token_ids), answer_tokens=len(WORDS) + 1))
         if request.task == "embed":
-            return ScriptedVector(self._script, ())
+            return ScriptedVector(self.script, ())
         if request.task == "score":
-            return ScriptedScores(self._script, request.continuations)
+            return ScriptedScores(self.script, request.continuations)
         last = request.messages[-1].text if request.messages else request.text or ""
-        words = self._script.words
-        stream = ScriptedStream(self._script, () if words is None else [f"{last} ", *words])
+        words = self.script.words
+        stream = ScriptedStream(self.script, () if words is None else [f"{last} ", *words])
         self.streams.append(stream)
         return stream
 
