@@ -319,6 +319,63 @@ class KeepsDelays(Tally):
         self.delays_s.append(lag_s)
 
 
+class KeepsPolledRequests(Tally):
+    """Traces no health checks, and forgets to drop what it kept at their begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[HttpRequest] = set()
+
+    def began(self, request: HttpRequest) -> str:
+        self.open.add(request)
+        return super().began(request)
+
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        super().ended(request, end)
+        if end.route != "/healthz":
+            self.open.remove(request)
+
+
+class KeepsRequestsWithoutARoute(KeepsPolledRequests):
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        Tally.ended(self, request, end)
+        if end.route:
+            self.open.remove(request)
+
+
+class AddsUpItsObservers(Tally):
+    """Adds up what the observers of each model hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers: dict[str, list[Tokens]] = {}
+
+    def observer(self, model: str) -> Observer | None:
+        made = Tokens(Counter(), model, self.lock)
+        self.observers.setdefault(model, []).append(made)
+        return made
+
+    def page(self, state: ServerState, accept: str) -> Page | None:
+        shown = Tally()
+        found = [each.counts for some in self.observers.values() for each in some]
+        shown.counts = sum(found, self.counts)
+        return shown.page(state, accept)
+
+
+class CountsTheNewestObserver(AddsUpItsObservers):
+    def observer(self, model: str) -> Observer | None:
+        made = super().observer(model)
+        self.observers[model] = self.observers[model][-1:]
+        return made
+
+
+class CountsTheOldestObserver(AddsUpItsObservers):
+    def observer(self, model: str) -> Observer | None:
+        made = super().observer(model)
+        self.observers[model] = self.observers[model][:1]
+        return made
+
+
 class OnMonitor(MonitorContract):
     close_s = 0.5
 
@@ -329,6 +386,8 @@ class OnMonitor(MonitorContract):
         return self._kind()
 
 
+RELEASED = "a_finished_request_is_released_whatever_its_route"
+ALL_COUNT = "all_observers_of_a_model_count"
 TABLE = Table(
     MonitorContract,
     OnMonitor,
@@ -502,6 +561,28 @@ TABLE = Table(
             KeepsLostRequests,
             "A request is not referenced after its end, whatever its status.",
             "a_finished_request_is_released",
+        ),
+        Broken(
+            KeepsPolledRequests,
+            "A request of a route that is not traced is not referenced.",
+            RELEASED,
+        ),
+        Broken(
+            KeepsRequestsWithoutARoute,
+            "A request of no known route is not referenced.",
+            RELEASED,
+        ),
+        Broken(
+            CountsTheNewestObserver,
+            "A new observer of a model does not stop the others.",
+            ALL_COUNT,
+            honest=AddsUpItsObservers,
+        ),
+        Broken(
+            CountsTheOldestObserver,
+            "A new observer of a model counts beside the others.",
+            ALL_COUNT,
+            honest=AddsUpItsObservers,
         ),
         Broken(
             KeepsDelays,

@@ -162,6 +162,26 @@ class ReturnsBatchesByLength(Batching):
         return sorted(super().propose_all(sequences, num_tokens), key=len)
 
 
+class PutsAnswersAboutImagesLast(Batching):
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        pairs = sorted(
+            zip(sequences, num_tokens, strict=True), key=lambda pair: bool(pair[0].prompt.media)
+        )
+        return super().propose_all(*zip(*pairs, strict=True)) if pairs else []
+
+
+class OmitsAnswersAboutImages(Batching):
+    """Drafts for text alone, and shifts the drafts of the answers behind one about an image."""
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        return () if sequence.prompt.media else super().propose(sequence, num_tokens)
+
+    def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
+        texts = [sequence for sequence in sequences if not sequence.prompt.media]
+        found = [*super().propose_all(texts, num_tokens[: len(texts)])]
+        return found + [()] * (len(sequences) - len(found))
+
+
 class UsesOneBoundForTheBatch(Batching):
     def propose_all(self, sequences: Seq[Sequence], num_tokens: Seq[int]) -> Seq[Seq[int]]:
         most = max(num_tokens, default=0)
@@ -254,6 +274,7 @@ class OnProposer(ProposerContract):
 
 
 SAME = "a_batch_has_the_drafts_of_single_calls"
+MIXED = "a_batch_may_mix_answers_about_images_and_others"
 ONE_RESULT = "a_batch_has_one_result_for_each_answer"
 ANY_LENGTH = "prompts_and_answers_of_any_length_will_do"
 TABLE = Table(
@@ -346,6 +367,13 @@ TABLE = Table(
             "An answer may be absent from a batch and return.",
             SAME,
             honest=Batching,
+        ),
+        *(
+            Broken(component, promise, MIXED, honest=Batching)
+            for component, promise in (
+                (PutsAnswersAboutImagesLast, "Drafts have the order of the answers."),
+                (OmitsAnswersAboutImages, "An answer about an image has its own result."),
+            )
         ),
         Broken(
             RemembersIds,

@@ -42,12 +42,28 @@ NO_TRACES = (
     f"ff-{TRACE_ID}-b7ad6b7169203331-01",
 )
 QUICK_S, NUM_TRIES = 0.02, 5
-NUM_LOADS = 4
+NUM_LOADS, NUM_REPLICAS = 4, 3
 OF_PROCESS = ("process_", "python_")
 PREFIXES_OF_PROCESS = tuple(map(str.encode, OF_PROCESS))
 SERIES = re.compile(
     r"(?P<series>(?P<name>[A-Za-z_:][\w:]*)(?:\{.*\})?) (?P<value>[-+.\de]+|[-+]?Inf)"
 )
+ROUTES = (
+    "",
+    "/",
+    "/healthz",
+    "/health",
+    "/ping",
+    "/readyz",
+    "/version",
+    "/metrics",
+    "/v1/models",
+    "/v1/chat/completions",
+    "/no/such/route",
+)
+ENDS = (("GET", 200, ""), ("POST", 200, ""), ("GET", 404, "not_found"), ("GET", 503, "overloaded"))
+"""Methods of requests, and the status and code of their answers."""
+
 NUM_STRANGERS, MAX_GROWTH_BYTES = 300, 2000
 MAX_LEFT_BYTES = 16_000  # of four times as many delays
 
@@ -248,6 +264,27 @@ class MonitorContract:
                     observer.close()
                 self._check_series(monitor, expected)
 
+    def test_all_observers_of_a_model_count(self) -> None:
+        """Of several at once, before and after another is made or closed."""
+        with self._made() as monitor, self._made() as expected:
+            constant = expected.observer("model")
+            observers: list[Observer] = []
+            for number in range(NUM_REPLICAS):
+                made = monitor.observer("model")
+                if made is None or constant is None:
+                    pytest.skip("it observes no requests")
+                observers.append(made)
+                for served in observers:
+                    for each in (served, constant):
+                        self._serve(each, f"req-{number}")
+                self._check_series(monitor, expected)
+            while observers:
+                observers.pop(len(observers) // 2).close()
+                for served in observers:
+                    for each in (served, constant):
+                        self._fail(each, EngineError("the engine failed"))
+                self._check_series(monitor, expected)
+
     def test_models_are_counted_apart(self) -> None:
         """Whichever was loaded first."""
         with self._made() as monitor, self._made() as expected:
@@ -319,6 +356,25 @@ class MonitorContract:
             del request
             gc.collect()
             assert not [ref() for ref in gone if ref() is not None]
+
+    def test_a_finished_request_is_released_whatever_its_route(self) -> None:
+        """Also of a route that is polled or unknown; other requests may begin in between."""
+        with self._made() as monitor:
+            waiting = [self._request() for _ in ROUTES]
+            for route, other in zip(ROUTES, waiting, strict=True):
+                gone: list[weakref.ref[object]] = []
+                monitor.began(other)
+                for method, status, code in ENDS:
+                    request = HttpRequest("req-1", method, 1.0)
+                    gone.append(weakref.ref(request))
+                    monitor.began(request)
+                    monitor.ended(request, HttpEnd(route, status, code, 1.0))
+                del request
+                gc.collect()
+                num_left = sum(ref() is not None for ref in gone)
+                assert not num_left, f"{num_left} requests to {route!r} are kept"
+            for route, other in zip(ROUTES, waiting, strict=True):
+                monitor.ended(other, HttpEnd(route, 200, "", 1.0))
 
     # The event loop, and the end
 

@@ -1,5 +1,6 @@
 """What every proposer must do."""
 
+import dataclasses
 import gc
 import itertools
 import operator
@@ -11,6 +12,7 @@ from typing import Any, SupportsIndex
 
 import pytest
 
+from vlmkit.interfaces.prompt import MediaSlot
 from vlmkit.interfaces.proposer import BatchProposer, Proposer
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit_testing.contracts.sequences import new_sequence
@@ -232,6 +234,22 @@ class ProposerContract:
                 for sequence in (one, other):
                     sequence.output_ids.append(sequence.output_ids[step])
 
+    def test_a_batch_may_mix_answers_about_images_and_others(self) -> None:
+        """Each has the drafts of a single call, wherever the others are in the batch."""
+        if self._guesses(self.make()) != self._guesses(self.make()):
+            pytest.skip("its guesses are no function of the sequence, as far as they can tell")
+        bounds = [4, 2, 3]
+        for shown in itertools.product((False, True), repeat=3):
+            singles, mixed = (
+                [self._about(seed, has_image=has_image) for seed, has_image in enumerate(shown)]
+                for _ in range(2)
+            )
+            wanted = [
+                _ids(self.make().propose(sequence, bound))
+                for sequence, bound in zip(singles, bounds, strict=True)
+            ]
+            assert self._batch(self._batching(), mixed, bounds) == wanted, f"images in {shown}"
+
     def test_a_batch_has_one_result_for_each_answer(self) -> None:
         """Token ids, no more of them than requested for that answer; a batch may be empty."""
         proposer = self._batching()
@@ -268,6 +286,13 @@ class ProposerContract:
         if not isinstance(proposer, BatchProposer):
             pytest.skip("this proposer does not propose for several answers at once")
         return proposer
+
+    def _about(self, seed: int, *, has_image: bool) -> Sequence:
+        """Return an answer, about an image of two tokens if it has one."""
+        sequence = self.sequence(seed)
+        slots = (MediaSlot(1, 3, bytes([seed]) * 32, {}, 2),) if has_image else ()
+        prompt = dataclasses.replace(sequence.prompt, media=slots)
+        return new_sequence(prompt, output_ids=sequence.output_ids)
 
     def _batch(self, proposer: Any, sequences: list[Sequence], bounds: list[int]) -> Guesses:
         is_even = len(sequences) % 2 == 0
