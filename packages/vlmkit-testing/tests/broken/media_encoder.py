@@ -488,6 +488,31 @@ class FindsFeaturesByDigests(ScopedEncoder):
         return changed(found, lambda rows, _: rows.copy())
 
 
+class FindsFeaturesThatFit(ScopedEncoder):
+    """Finds features by the digest alone, and encodes again where their number is another."""
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        keys = [(slot.digest, slot.num_features.to_bytes(4)) for slot in slots]
+        for key, slot in zip(keys, slots, strict=True):
+            if key not in self.known:
+                self.known[key] = self.encode([slot])[0]
+        return changed([self.known[key] for key in keys], lambda rows, _: rows.copy())
+
+
+class StaysInTheFirstScope(ScopedEncoder):
+    """Names the scope of its first call to the cache in all calls."""
+
+    first: Seq[bytes] = ()
+
+    def encode_in_scopes(self, slots: Seq[MediaSlot], scopes: Seq[bytes]) -> list[MediaFeatures]:
+        self.first = self.first or scopes[:1]
+        keys = [(*self.first, slot.digest) for slot in slots]
+        for key, slot in zip(keys, slots, strict=True):
+            if key not in self.known:
+                self.known[key] = self.encode([slot])[0]
+        return changed([self.known[key] for key in keys], lambda rows, _: rows.copy())
+
+
 class SharesFeaturesWithinABatch(ScopedEncoder):
     """Returns the same features for equal media of a batch, whatever their scopes."""
 
@@ -599,6 +624,14 @@ TABLE = Table(
                 (CountsRowsByTheRange, "A slot has num_features rows, whatever its range."),
                 (EncodesTheTextsAround, "Texts around a medium are for the prompt."),
                 (ReadsNoEncodedRows, "num_encoded of 0 means num_features."),
+            )
+        ),
+        *(
+            Broken(kind, promise, "a_scope_finds_nothing_of_an_earlier_one", honest=honest)
+            for kind, promise, honest in (
+                (FindsFeaturesThatFit, "A digest finds nothing in another scope.", ScopedEncoder),
+                (StaysInTheFirstScope, "Each call has scopes of its own.", ScopedEncoder),
+                (CachesForAllScopes, "Equal media are encoded in each scope.", CachingEncoder),
             )
         ),
         *(

@@ -385,6 +385,28 @@ class MediaEncoderContract:
         if before is not None and (after := _num_encoded(encoder)) is not None:
             assert after - before >= num_different, "a scope has what another one had encoded"
 
+    def test_a_scope_finds_nothing_of_an_earlier_one(self) -> None:
+        """In one call after the other, whether or not the media have the same number of rows.
+
+        What is sent again with the digest of another scope's medium is encoded for itself.
+        """
+        encoder = self.make()
+        if not isinstance(encoder, EncodesInScopes):
+            pytest.skip("this encoder caches nothing beyond one call")
+        pairs = [(a, b) for a in self.shown for b in self.shown if a.digest != b.digest]
+        sizes = {a.num_features == b.num_features: (a, b) for a, b in pairs}
+        for number, (known, other) in enumerate(sizes[each] for each in sorted(sizes)[::-1]):
+            forged = dataclasses.replace(other, digest=known.digest)
+            first, second = self.make().encode([known, other])
+            names = [f"{number} {name}".encode() for name in "abc"]
+            tried = [(known, 0, first), (forged, 1, second), (known, 2, first)]
+            before = _num_encoded(encoder)
+            for slot, name, wanted in [*tried, *tried[::-1]]:
+                (made,) = encoder.encode_in_scopes([slot], [names[name]])
+                self.agree(made, wanted)
+            if before is not None and (after := _num_encoded(encoder)) is not None:
+                assert after - before >= len(tried), "a scope has what another one had encoded"
+
     def test_features_are_copied_to_the_host_without_a_loss(self) -> None:
         """``to_host`` returns arrays that NumPy can read, with equal values and their size."""
         encoder = self.make()
