@@ -140,6 +140,38 @@ class AdmitsInTheEventLoop(vlmkit.Pipeline):
         return await super().asubmit(request, admit and asked)
 
 
+class FinishesCancelledCalls(vlmkit.Pipeline):
+    """Starts a request in a task of its own, which goes on when the caller is cancelled."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.starting = set()
+
+    async def asubmit(self, request, admit=None):
+        task = asyncio.ensure_future(super().asubmit(request, admit))
+        self.starting.add(task)
+        made = await asyncio.shield(task)
+        self.starting.remove(task)
+        return made
+
+
+class KeepsAnswersUntilTheyAreTaken(vlmkit.Pipeline):
+    """Starts a request in a thread, and keeps the answer of a caller that was cancelled."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.untaken = {}
+
+    async def asubmit(self, request, admit=None):
+        key = object()
+
+        def start():
+            self.untaken[key] = self.submit(request, admit)
+
+        await asyncio.to_thread(start)
+        return self.untaken.pop(key)
+
+
 class NeedsParameters(vlmkit.Pipeline):
     def submit(self, request, admit=None):
         if request.params is None:
@@ -189,6 +221,7 @@ class DetokenizesEnds(vlmkit.Pipeline):
         return super().detokenize(token_ids) + "<end>" * num_ends
 
 
+CANCELLED = "a_request_that_is_cancelled_before_it_is_accepted_ends"
 READ = "each_kind_of_answer_is_the_same_however_it_is_read"
 PROMPT = "each_part_of_a_request_is_in_its_prompt"
 ADMITTED = "admission_is_the_same_in_an_event_loop"
@@ -217,6 +250,8 @@ BROKEN = (
         "asubmit() does not block the event loop while admission waits.",
         "an_admission_that_waits_holds_no_event_loop",
     ),
+    Broken(FinishesCancelledCalls, "A cancelled asubmit() starts no answer.", CANCELLED),
+    Broken(KeepsAnswersUntilTheyAreTaken, "An answer without a caller frees its room.", CANCELLED),
     Broken(
         NeedsParameters,
         "A request without parameters uses the defaults of the model.",

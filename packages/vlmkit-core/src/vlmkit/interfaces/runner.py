@@ -165,6 +165,8 @@ class Runner(Protocol):
     async def asubmit(self, request: Request, admit: Admit | None = None) -> AnswerStream:
         """Start a request without blocking the event loop; return when it is accepted.
 
+        If the call is cancelled, the request ends at once, whether or not ``admit`` has returned.
+
         Args:
             request: the request.
             admit: see :meth:`submit`.

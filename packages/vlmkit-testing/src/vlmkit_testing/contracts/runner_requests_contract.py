@@ -1,6 +1,8 @@
 """What every runner must do with each part of a request: none is lost on its way to an engine."""
 
 import asyncio
+import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
@@ -154,6 +156,34 @@ class RunnerRequestsContract(RunnerSubject):
 
         with self._runner() as runner:
             asyncio.run(answered(runner, self.request()))
+
+    @pytest.mark.parametrize("is_asked_first", [False, True])
+    def test_a_request_that_is_cancelled_before_it_is_accepted_ends(
+        self, is_asked_first: bool
+    ) -> None:
+        """While its prompt is built, or while its admission waits; later requests are answered."""
+
+        async def cancelled(runner: Runner, request: Request) -> None:
+            loop, is_asked = asyncio.get_running_loop(), asyncio.Event()
+            may_decide = threading.Event()
+
+            def admit(_: Demand) -> None:
+                loop.call_soon_threadsafe(is_asked.set)
+                assert may_decide.wait(self.timeout_s), "the event loop waits for a decision"
+
+            submitting = asyncio.ensure_future(runner.asubmit(request, admit))
+            await (is_asked.wait() if is_asked_first else asyncio.sleep(0))
+            submitting.cancel()
+            await asyncio.sleep(0)
+            may_decide.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await submitting
+            await (await runner.asubmit(self.request())).aresult()
+
+        with self._runner() as runner:
+            asyncio.run(cancelled(runner, self._endless_request(runner)))
+            gc.collect()
+            assert self._eventually(lambda: not self._num_open(runner)), "it runs on"
 
     def test_a_request_without_parameters_uses_the_defaults(self) -> None:
         """The facts state them."""

@@ -56,10 +56,14 @@ class RunnerSubject:
 
     def _endless(self, runner: Runner, id: str = "") -> AnswerStream:  # noqa: A002 - of requests
         """Start an answer that cannot end unread, because the loop holds it long before."""
+        return runner.submit(replace(self._endless_request(runner), id=id))
+
+    def _endless_request(self, runner: Runner) -> Request:
+        """Return a request whose answer cannot end unread."""
         num_tokens = runner.facts.limits.max_sequence_tokens // 2
         if num_tokens <= 2 * runner.facts.bounds.max_unread_tokens:
             pytest.skip("this model's context ends before a reader is behind")
-        return runner.submit(replace(self.request(num_tokens), id=id))
+        return self.request(num_tokens)
 
     def _num_open(self, runner: Runner) -> int:
         stats = runner.stats()
