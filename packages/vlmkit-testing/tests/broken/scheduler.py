@@ -15,6 +15,7 @@ from vlmkit.interfaces.engine import Cache, EngineLimits
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import EncodeItem, Step, WorkItem
 from vlmkit.running.scheduling.prefill_budget import MIN_CHUNK_TOKENS
+from vlmkit.running.scheduling.prefix_sharing import PrefixSharing
 from vlmkit.running.scheduling.scheduler import ContinuousScheduler
 from vlmkit.running.scheduling.waiting_queue import WaitingQueue
 from vlmkit.settings.scheduler import SchedulerSettings
@@ -131,6 +132,37 @@ class WaitsForeverToShare(ContinuousScheduler):
     def __init__(self) -> None:
         super().__init__()
         self._prefix_sharing.release_ready = list  # type: ignore[method-assign]
+
+
+class KeepsLeaders(ContinuousScheduler):
+    """Keeps a sequence after those that waited to share its prefix have left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prefix_sharing = SharingWithEmptyGroups()
+        self._queue = WaitingQueue(self._prefix_sharing)
+
+
+class SharingWithEmptyGroups(PrefixSharing):
+    def unfollow(self, sequence: Sequence) -> bool:
+        leader = self._leaders.get(sequence)
+        found = super().unfollow(sequence)
+        if leader is not None:
+            self._followers.setdefault(leader, {})
+        return found
+
+
+class KeepsFollowers(ContinuousScheduler):
+    """Keeps a sequence that ended while it waited for another one's prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Sequence | None = None
+
+    def remove(self, sequence: Sequence, cache: Cache) -> None:
+        if sequence in self._prefix_sharing._leaders:
+            self.last = sequence
+        super().remove(sequence, cache)
 
 
 class QueuesBehindSequencesThatWaitToShare(ContinuousScheduler):
@@ -614,6 +646,16 @@ TABLE = Table(
             ReadsTheClock,
             "A scheduler does not read a clock.",
             "plans_do_not_read_a_clock",
+        ),
+        Broken(
+            KeepsLeaders,
+            "A sequence whose prefix others waited for is not referenced after its end.",
+            "sequences_that_share_are_released",
+        ),
+        Broken(
+            KeepsFollowers,
+            "A sequence that ended before its prefix was computed is not referenced.",
+            "sequences_that_share_are_released",
         ),
         Broken(
             KeepsEndedSequences,

@@ -1,12 +1,17 @@
 """What every scheduler must do: compute shared prefixes once, and delay no other sequence."""
 
 import dataclasses
+import gc
+import weakref
+from itertools import permutations, product
 
 import pytest
 
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.scheduler import Scheduler
 from vlmkit_testing.contracts.scheduler_subject import LIMITS, NUM_SLOT_TOKENS, SchedulerSubject
-from vlmkit_testing.contracts.sequences import new_sequence
+from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
+from vlmkit_testing.contracts.strict_cache import StrictCache
 
 
 class SchedulerSharingContract(SchedulerSubject):
@@ -72,6 +77,36 @@ class SchedulerSharingContract(SchedulerSubject):
         leader.is_held = False
         simulation.run()
         simulation.check_empty()
+
+    def test_sequences_that_share_are_released(self) -> None:
+        """In whatever order they end, and whether or not their prefix was computed by then."""
+        cases = list(product((0, 1, 2, 4), permutations(range(3))))
+        served = [self._served(num_steps, order) for num_steps, order in cases]
+        for scheduler, _ in served:
+            scheduler.plan(StrictCache(LIMITS))
+        gc.collect()
+        for case, (_, refs) in zip(cases, served, strict=True):
+            kept = [number for number, ref in enumerate(refs) if ref() is not None]
+            assert not kept, f"the scheduler keeps the sequences {kept} after {case}"
+
+    def _served(
+        self, num_steps: int, order: tuple[int, ...]
+    ) -> tuple[Scheduler, list[weakref.ref[WatchedSequence]]]:
+        """Return a scheduler after sequences with one prefix ended, and references to them."""
+        simulation = self.simulation(dataclasses.replace(LIMITS, max_chunk_tokens=17))
+        sequences = [
+            WatchedSequence.of(new_sequence([*range(50), 500 + number], max_tokens=5))
+            for number in range(3)
+        ]
+        for sequence in sequences:
+            simulation.add(sequence)
+        for _ in range(num_steps):
+            simulation.step()
+        for number in order:
+            if sequences[number] in simulation.unfinished:
+                simulation.end(sequences[number])
+            simulation.step()
+        return simulation.scheduler, list(map(weakref.ref, sequences))
 
     def test_an_encoding_delays_no_other_sequence(self) -> None:
         """Only the sequence with the image waits."""
