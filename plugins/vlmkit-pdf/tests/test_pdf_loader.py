@@ -38,6 +38,18 @@ class TestPdfLoader(MediaLoaderContract):
     def lengthy(self) -> bytes:
         return endless()
 
+    @pytest.mark.slow
+    def test_pages_share_the_bound_of_bytes(self) -> None:
+        super().test_pages_share_the_bound_of_bytes()
+
+
+@pytest.mark.slow
+class TestPdfLoaderOnText(TestPdfLoader):
+    """The images of its pages are larger than the file."""
+
+    def files(self) -> list[bytes]:
+        return [written("One page", "Two pages"), written("Another")]
+
 
 def shown(data, pages=None, bounds=BOUNDS, **settings):
     loader = PdfLoader(PdfSettings(**{"timeout_s": PATIENT_S, **settings}))

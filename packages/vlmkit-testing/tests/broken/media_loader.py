@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence as Seq
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 from honest.media_loader import (
     MAGIC,
     Heard,
@@ -27,6 +28,7 @@ from vlmkit.interfaces.cancellation import Cancellation
 from vlmkit.running.prompting.image_loader import ImageLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.types.image import Image
 from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, Part, ReasoningPart
 from vlmkit.types.pages import Pages
@@ -186,6 +188,28 @@ class LimitsEachMediumAlone(SheetLoader):
             for each in sheets
             for part in super(LimitsEachMediumAlone, self).parts([each], data, bounds)
         ]
+
+
+class CountsPictures(SheetLoader):
+    """Counts the pixels of pictures as content."""
+
+    def parts(
+        self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
+    ) -> Seq[Part]:
+        parts = super().parts(sheets, data, bounds)
+        sizes = [each.image.source_size for each in parts if isinstance(each, ImagePart)]
+        self.check([3 * width * height for width, height in sizes], bounds)
+        return parts
+
+    def check(self, sizes: Seq[int], bounds: PipelineSettings) -> None:
+        if sum(sizes) > bounds.max_media_bytes:
+            raise MediaError("the pictures of a document are too large")
+
+
+class CountsEachPictureAlone(CountsPictures):
+    def check(self, sizes: Seq[int], bounds: PipelineSettings) -> None:
+        for size in sizes:
+            super().check([size], bounds)
 
 
 class ShowsOneImageTooMany(SheetLoader):
@@ -452,6 +476,14 @@ class OnImages(MediaLoaderContract):
         return [content.getvalue() for content in contents]
 
 
+class OnPictures(OnLoader):
+    """The contract on a loader of documents of pictures, which are larger than their files."""
+
+    def files(self) -> list[bytes]:
+        plain = [Image.open(np.full((40, 50, 3), grey, np.uint8)) for grey in range(3)]
+        return [document(*plain), document(plain[1], plain[0])]
+
+
 TABLE = Table(
     MediaLoaderContract,
     OnLoader,
@@ -596,6 +628,18 @@ TABLE = Table(
             LimitsEachMediumAlone,
             "max_media_bytes limits all media of a file together.",
             "no_bound_is_exceeded",
+        ),
+        Broken(
+            LimitsEachMediumAlone,
+            "max_media_bytes limits the media of all selected pages together.",
+            "pages_share_the_bound_of_bytes",
+        ),
+        Broken(
+            CountsEachPictureAlone,
+            "max_media_bytes limits the pages of a document together.",
+            "pages_share_the_bound_of_bytes",
+            honest=CountsPictures,
+            on=OnPictures,
         ),
         Broken(ShowsOneImageTooMany, "At most max_images are shown.", "no_bound_is_exceeded"),
         Broken(

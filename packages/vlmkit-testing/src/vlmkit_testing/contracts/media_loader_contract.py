@@ -222,6 +222,28 @@ class MediaLoaderContract:
             for bounds in _tight(whole, least_bytes=file_bytes):
                 assert _content(load(bounds)) == _content(whole)
 
+    def test_pages_share_the_bound_of_bytes(self) -> None:
+        """A bound that suffices for each of two pages does not for both, if their content counts.
+
+        The content of a page counts if a bound of the size of the file does not suffice for it.
+        """
+        loader, most, num_tried = self._paged(), PipelineSettings().max_media_bytes, 0
+        for data in self.files():
+            opens = partial(_opens, loader, data)
+            present = itertools.takewhile(partial(opens, most), range(1, 10))
+            beyond = itertools.filterfalse(partial(opens, len(data)), present)
+            counted = list(itertools.islice(beyond, 2))
+            if len(counted) < 2:
+                continue
+            bound = len(data)
+            while not all(opens(bound, number) for number in counted):
+                bound += bound // 2  # so that one page needs two thirds of the bound
+            if not any(opens(bound // 3, number) for number in counted):
+                assert not opens(bound, *counted), f"two pages exceed {bound} bytes"
+                num_tried += 1
+        if not num_tried:
+            pytest.skip("no two pages of its files count beside the file")
+
     def test_bounds_are_checked_before_memory_is_allocated(self) -> None:
         """A small file may decode to more than the machine's memory."""
         data = self.swelling()
@@ -397,6 +419,16 @@ def _outcome(load: Callable[..., Seq[Part]], data: bytes, bounds: PipelineSettin
         return _content(load(data, bounds=bounds))
     except MediaError as error:
         return type(error)
+
+
+def _opens(loader: PagedMediaLoader, data: bytes, bound: int, *numbers: int) -> bool:
+    """Return whether pages of a file are opened within a bound of bytes."""
+    pages = Pages(tuple((number, number) for number in numbers))
+    try:
+        loader.load_pages(data, pages, PipelineSettings(max_media_bytes=bound))
+    except MediaError:
+        return False
+    return True
 
 
 def _selections(num_pages: int) -> list[tuple[int, ...]]:
