@@ -81,7 +81,7 @@ class SchedulerSharingContract(SchedulerSubject):
     def test_sequences_that_share_are_released(self) -> None:
         """In whatever order they end, and whether or not their prefix was computed by then."""
         cases = list(product((0, 1, 2, 4), permutations(range(3))))
-        served = [self._served(num_steps, order) for num_steps, order in cases]
+        served = [self._after_sharing(num_steps, order) for num_steps, order in cases]
         for scheduler, _ in served:
             scheduler.plan(StrictCache(LIMITS))
         gc.collect()
@@ -89,7 +89,7 @@ class SchedulerSharingContract(SchedulerSubject):
             kept = [number for number, ref in enumerate(refs) if ref() is not None]
             assert not kept, f"the scheduler keeps the sequences {kept} after {case}"
 
-    def _served(
+    def _after_sharing(
         self, num_steps: int, order: tuple[int, ...]
     ) -> tuple[Scheduler, list[weakref.ref[WatchedSequence]]]:
         """Return a scheduler after sequences with one prefix ended, and references to them."""
