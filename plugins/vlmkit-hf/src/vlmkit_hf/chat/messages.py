@@ -159,18 +159,18 @@ def with_ordered_results(messages: Iterable[Numbered]) -> list[Numbered]:
     Many templates write no ids of calls. Results with images keep their order, as slots must.
     """
     ordered: list[Numbered] = []
-    calls: list[str] = []
+    places: dict[str | None, int] = {}  # of calls, by their ids
 
     def order(numbered: Numbered) -> int:
-        call_id = numbered[1].call_id
-        return calls.index(call_id) if call_id in calls else len(calls)
+        return places.get(numbered[1].call_id, len(places))
 
     for is_result, run in groupby(messages, lambda numbered: numbered[1].role == "tool"):
         found = list(run)
         parts = [part for _, message in found for part in message.parts]
         is_text = not any(isinstance(part, ImagePart) for part in parts)
         ordered += sorted(found, key=order) if is_result and is_text else found
-        calls = [part.id for part in found[-1][1].parts if isinstance(part, ToolCallPart)]
+        ids = [part.id for part in found[-1][1].parts if isinstance(part, ToolCallPart)]
+        places = {call_id: place for place, call_id in enumerate(ids)}
     return ordered
 
 
