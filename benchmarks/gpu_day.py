@@ -299,8 +299,8 @@ def decodes(folder: Path, device: str, size: str, num_steps: int) -> None:
             for num_tokens in PREFILLS[size]:
                 rows.append(prefill_row(engine, device, num_tokens))
                 print(" ".join(rows[-1]), flush=True)
-    columns = ["load", "", "ms", "tokens/s", "share of the limit", "launches", "peak GiB"]
-    print(tables.markdown(columns, rows))
+    columns = ["load", "", "ms", "tokens/s", "share of the limit", "launches", "gaps, ms"]
+    print(tables.markdown([*columns, "peak GiB"], rows))
 
 
 def engine_settings(device: str, size: str, **more: Any) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def decode_row(
     try:
         decoding = Decoding(engine, lengths)
     except MemoryError as error:
-        return [str(error), "", "", "", ""]
+        return [str(error), *[""] * 5]
     try:
         for _ in range(NUM_WARM_STEPS):
             decoding.step()
@@ -329,22 +329,28 @@ def decode_row(
         num_bytes = weight_bytes + decoding.num_tokens * engine.needs.token_bytes
         cells = [f"{1000 * step_s:.3g}", f"{len(lengths) / step_s:.4g}"]
         cells.append(f"{num_bytes / rate / step_s:.2f}")
-        return [*cells, *device_cells(device, decoding)]
+        return [*cells, *device_cells(device, decoding, step_s)]
     finally:
         decoding.end()
 
 
-def device_cells(device: str, decoding: Decoding) -> list[str]:
-    """Return the launches of one step, and the most memory of the steps before."""
+def device_cells(device: str, decoding: Decoding, step_s: float) -> list[str]:
+    """Return the launches of one step, its gaps, and the most memory of the steps before.
+
+    Gaps are the time of a step in which no kernel runs, without the profiler's own cost.
+    """
     if device == "cpu":
-        return ["", ""]
+        return [""] * 3
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     peak = torch.cuda.max_memory_allocated() / 2**30
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         decoding.step()
-    launches = sum(e.count for e in seen.key_averages() if "Launch" in e.key)
-    return [str(launches), f"{peak:.1f}"]
+    events = seen.key_averages()
+    launches = sum(e.count for e in events if "Launch" in e.key)
+    busy_us = sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA)
+    return [str(launches), f"{max(0.0, 1000 * step_s - busy_us / 1000):.3g}", f"{peak:.1f}"]
 
 
 def prefill_row(engine: Any, device: str, num_tokens: int) -> list[str]:
@@ -355,11 +361,11 @@ def prefill_row(engine: Any, device: str, num_tokens: int) -> list[str]:
         prompt = prompt_of(num_tokens, 1000 + seed)
         sequence = Row("prompt", prompt, engine.read(prompt), b"prompt", {})
         if host.admit(sequence) is None:
-            return [f"prompt of {num_tokens}", "", "no room", "", "", "", ""]
+            return [f"prompt of {num_tokens}", "", "no room", *[""] * 5]
         times.append(timed(device, lambda s=sequence, h=host: h.prefill(s)))
         engine.release(sequence)
     seconds = statistics.median(times[1:])
-    cells = [f"{1000 * seconds:.4g}", f"{num_tokens / seconds:.4g}", "", "", ""]
+    cells = [f"{1000 * seconds:.4g}", f"{num_tokens / seconds:.4g}", *[""] * 4]
     return [f"prompt of {num_tokens}", "", *cells]
 
 
