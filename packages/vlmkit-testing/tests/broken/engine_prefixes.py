@@ -146,6 +146,44 @@ class FindsOverwrittenBlocks(AttentionEngine):
             return block
 
 
+class RestoresBlocksThatAnAnswerTookOver(AttentionEngine):
+    """Saves the blocks of a released sequence, and forgets that when ``admit`` takes one anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: dict[int, Any] = {}
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        if admission is not None:
+            blocks = self.pool.blocks(sequence)
+            num_shared = admission.num_cached // self.pool.block_tokens
+            for block in self.saved.keys() & blocks[:num_shared]:
+                self.cells[:, self._cells(block)] = self.saved[block]
+            for block in blocks[num_shared:]:
+                self.saved.pop(block, None)
+        return admission
+
+    def release(self, sequence: SequenceView) -> None:
+        for block in self.pool.blocks(sequence):
+            self.saved.setdefault(block, self.cells[:, self._cells(block)].copy())
+        super().release(sequence)
+
+    def _cells(self, block: int) -> slice:
+        block_tokens = self.pool.block_tokens
+        return slice(block * block_tokens, (block + 1) * block_tokens)
+
+
+class FindsThePrefixOfARefusedSequence(AttentionEngine):
+    """Keeps the keys of a refused sequence for the next call of ``admit``."""
+
+    class Pool(BlockPool):
+        def admit(self, sequence: SequenceView, **more: Any) -> Admission | None:
+            if self._refused is not None:
+                self._refused = sequence.id, self._refused[1]
+            return super().admit(sequence, **more)
+
+
 class SharesWithoutTheClaim(AttentionEngine):
     limits = claiming(prefix_block_tokens=0)
 
@@ -222,5 +260,15 @@ PREFIXES = (
         FindsOverwrittenBlocks,
         "Blocks of released sequences are found until they are reused.",
         "an_evicted_prefix_is_no_longer_found",
+    ),
+    Broken(
+        RestoresBlocksThatAnAnswerTookOver,
+        "A committed block has the tokens that were committed.",
+        "an_answer_that_grew_into_evicted_blocks_is_found_there",
+    ),
+    Broken(
+        FindsThePrefixOfARefusedSequence,
+        "A refused sequence changes nothing for the next one.",
+        "a_refused_sequence_gives_its_prefix_to_no_other",
     ),
 )

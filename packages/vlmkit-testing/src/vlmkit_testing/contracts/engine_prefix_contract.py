@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
-from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost, Row
 from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_testing.contracts.engine_subject import EngineSubject
 
+MAX_GROWN = 8  # answers that grow into all blocks of a small cache
 LONG_SCOPE = b"a digest of a tenant has 32 bytes"
 NOT_FOUND = "admit() found nothing of a prompt that was computed before and whose blocks are full"
 
@@ -257,7 +258,38 @@ class EnginePrefixContract(EngineSubject):
             self.agree(host.prefill(sequence), expected)
             host.engine.release(sequence)
 
+    def test_an_answer_that_grew_into_evicted_blocks_is_found_there(self, host: EngineHost) -> None:
+        """Blocks that it reserved and committed hold its own tokens, not those of an old prompt."""
+        self.needs_sharing(host.engine)
+        for prompt in self.asked:
+            self._run(host, prompt)
+        grown = []
+        for number in range(min(host.engine.limits.max_sequences, MAX_GROWN)):
+            sequence = host.sequence(self.shortest, scope=b"grown %d" % number)
+            if host.admit(sequence) is None:
+                break
+            host.prefill(sequence)
+            grown.append((sequence, self._grow(host, sequence)))
+        self.release(host, [sequence for sequence, _ in grown])
+        for sequence, row in grown:
+            again = host.sequence(sequence.prompt, sequence.answer, scope=sequence.scope)
+            assert host.admit(again) is not None
+            self.agree(host.prefill(again), row)
+            host.engine.release(again)
+
     # Helpers
+
+    def _grow(self, host: EngineHost, sequence: EngineSequence) -> Row:
+        """Let an answer grow as far as there is room; return the logits of its last token.
+
+        It could have one more token, so it can be admitted again.
+        """
+        longest = min(host.engine.limits.max_sequence_tokens, self.most_tokens)
+        more = self.tokens(longest - 1 - len(sequence))
+        while not host.engine.reserve(sequence, len(sequence) + len(more)):
+            more.pop()
+        sequence.answer += more
+        return host.prefill(sequence)
 
     def _run(self, host: EngineHost, prompt: Prompt, scope: bytes = b"a") -> None:
         sequence = host.sequence(prompt, scope=scope)

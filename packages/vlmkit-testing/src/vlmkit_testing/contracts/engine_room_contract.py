@@ -154,6 +154,26 @@ class EngineRoomContract(EngineSubject):
             other.close()
         assert self._left(host, is_asking=True) == expected, "a refused sequence changes the cache"
 
+    def test_a_refused_sequence_gives_its_prefix_to_no_other(self, host: EngineHost) -> None:
+        """What was found for it is not used for the next sequence, which has room."""
+        block_tokens = self.needs_sharing(host.engine)
+        if host.engine.limits.max_sequences < 3:
+            pytest.skip("this engine has no room for three of its sequences")
+        prompt = min((each for each in self.asked if len(each) > 2 * block_tokens), key=len)
+        expected = host.last_logits(prompt)
+        self._leave_cached(host, prompt)
+        holding = self._all_but_a_longest(host)
+        asking = host.sequence(prompt, self.grown(prompt, self._longest(host) - 1), scope=b"kept")
+        if host.admit(asking) is not None:
+            pytest.skip("this cache has room for as many longest sequences as fit")
+        other = self.admitted(host, prompt)
+        self.agree(host.prefill(other), expected)
+        host.engine.release(other)
+        again = host.sequence(prompt, scope=other.scope)
+        assert host.admit(again) is not None
+        self.agree(host.prefill(again), expected)
+        self.release(host, [again, *holding])
+
     def test_reserving_reserved_tokens_changes_nothing(
         self, host: EngineHost, longest: Prompt
     ) -> None:
@@ -320,18 +340,8 @@ class EngineRoomContract(EngineSubject):
             is_asking: whether sequences ask before for more room than is left.
         """
         most, prompt = self._longest(host), max(self.asked, key=len)
-        first = host.sequence(prompt, scope=b"kept")
-        assert host.admit(first) == 0
-        host.prefill(first)
-        host.engine.release(first)
-        holding: list[EngineSequence] = []
-        left = host.engine.limits.capacity_tokens - 3 * most // 4  # no room for a longest one
-        while left > len(self.shortest) and len(holding) < host.engine.limits.max_sequences - 1:
-            holder = host.sequence(self.shortest, self.grown(self.shortest, min(most, left) - 1))
-            if host.admit(holder) is None:
-                break
-            holding.append(holder)
-            left -= most
+        self._leave_cached(host, prompt)
+        holding = self._all_but_a_longest(host)
         for kept in (prompt, self.shortest) if is_asking else ():
             asking = host.sequence(kept, self.grown(kept, most - 1), scope=b"kept")
             for _ in range(3):
@@ -344,6 +354,26 @@ class EngineRoomContract(EngineSubject):
         grown = self._growing(host, others)
         self.release(host, [*holding, *others])
         return num_cached, grown
+
+    def _leave_cached(self, host: EngineHost, prompt: Prompt) -> None:
+        """Compute a prompt in the scope ``kept``, and release it."""
+        first = host.sequence(prompt, scope=b"kept")
+        assert host.admit(first) == 0
+        host.prefill(first)
+        host.engine.release(first)
+
+    def _all_but_a_longest(self, host: EngineHost) -> list[EngineSequence]:
+        """Admit sequences that leave room, but none for a longest one."""
+        most = self._longest(host)
+        holding: list[EngineSequence] = []
+        left = host.engine.limits.capacity_tokens - 3 * most // 4
+        while left > len(self.shortest) and len(holding) < host.engine.limits.max_sequences - 1:
+            holder = host.sequence(self.shortest, self.grown(self.shortest, min(most, left) - 1))
+            if host.admit(holder) is None:
+                break
+            holding.append(holder)
+            left -= most
+        return holding
 
     def _room_beside(self, host: EngineHost, prompt: Prompt, sizes: Iterable[int]) -> list[int]:
         """Return how far sequences may grow beside one with some reservations."""
