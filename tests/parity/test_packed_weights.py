@@ -271,12 +271,36 @@ def test_the_number_of_rows_to_expand_is_measured() -> None:
 
 
 def test_weights_in_an_unknown_layout_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4_linear, "BLOCK_ROWS", 32)  # as on a CPU with other instructions
+    monkeypatch.setattr(int4_linear, "BLOCK_ROWS", (16,))  # as on a CPU with other instructions
     layer, twice = packed(weight(80, 256, 64, seed=1)), packed_twice(weight(80, 64, 64, 0, bits=8))
     for each in (layer, twice):
         assert each is not None
         assert not each.can_expand
         assert rows_to_expand(each) is None
+
+
+@pytest.mark.parametrize("block_rows", [64, 32])
+def test_the_layouts_of_all_instructions_are_read(block_rows: int) -> None:
+    """Also that of instructions which this CPU lacks, packed here as torch does."""
+    codes = torch.from_numpy(np.random.default_rng(0).integers(0, 16, (80, 6)))
+    packed_blocks = []
+    for first in range(0, 80, block_rows):
+        block = codes[first : first + block_rows].T
+        half = block.shape[1] // 2
+        is_whole = len(codes[first:]) >= block_rows
+        low, high = (
+            (block[:, :half], block[:, half:]) if is_whole else (block[:, ::2], block[:, 1::2])
+        )
+        packed_blocks.append((high * 16 + low).flatten())
+    octets = torch.cat(packed_blocks).to(torch.uint8).view(80, 3)
+    found = torch.cat([block.T for _, block in int4_linear.blocks(octets, block_rows)])
+    assert torch.equal(found, codes.to(torch.uint8))
+
+
+def test_the_layout_of_this_cpu_is_known() -> None:
+    if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
+        pytest.skip("this CPU has neither AVX2 nor AVX-512")
+    assert int4_linear.known_block_rows()
 
 
 def test_a_prompt_is_computed_by_expanded_weights_as_by_packed_ones(
@@ -412,7 +436,7 @@ def test_layers_stay_dense_where_the_operator_computes_other_values(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if product == "expanded_product" and not int4_linear.has_known_layout():
+    if product == "expanded_product" and not int4_linear.known_block_rows():
         pytest.skip("this CPU packs 4 bits in another layout")
     right = getattr(Int4Linear, product)
     monkeypatch.setattr(Int4Linear, product, lambda self, rows: 1.1 * right(self, rows))

@@ -26,7 +26,7 @@ from vlmkit_torch.support.packed_forms import INT4, NIBBLE_BITS, TWO_INT4, Kerne
 MIDDLE = 8  # the code that the operator takes for zero
 HALF = 2**NIBBLE_BITS  # times the upper half of a code
 INNER_TILES = 1  # has no meaning on a CPU
-BLOCK_ROWS = 64  # outputs whose codes of an input lie side by side, where the CPU has AVX-512
+BLOCK_ROWS = (64, 32)  # outputs whose codes of an input lie side by side: with AVX-512, with AVX2
 CHECKED_COLUMNS = 2
 
 
@@ -58,7 +58,7 @@ class Int4Linear(OperatorLinear):
     ) -> None:
         groups, num_outputs, _ = scales_and_zeros.shape
         super().__init__(2 * codes.shape[1], num_outputs, order)
-        self.has_known_layout = has_known_layout()
+        self.block_rows = known_block_rows()
         self._group_size = self.in_features // groups
         self.register_buffer("codes", codes)
         self.register_buffer("scales_and_zeros", scales_and_zeros)
@@ -76,7 +76,7 @@ class Int4Linear(OperatorLinear):
     @property
     def can_expand(self) -> bool:
         """Whether the layout of its weights is known."""
-        return self.has_known_layout
+        return self.block_rows > 0
 
     def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows @ weight.T``, with weights that are rounded to bfloat16 once."""
@@ -84,7 +84,7 @@ class Int4Linear(OperatorLinear):
         zeros = (
             zeros - MIDDLE * scales if self.rest is None else zeros - MIDDLE * scales + self.rest
         )
-        return rows @ _expanded([self.codes], [scales], zeros)
+        return rows @ _expanded([self.codes], [scales], zeros, self.block_rows)
 
 
 class TwoInt4Linear(OperatorLinear):
@@ -117,7 +117,7 @@ class TwoInt4Linear(OperatorLinear):
     ) -> None:
         groups, num_outputs, _ = upper_pairs.shape
         super().__init__(2 * upper.shape[1], num_outputs, order)
-        self.has_known_layout = has_known_layout()
+        self.block_rows = known_block_rows()
         self._group_size = self.in_features // groups
         self.register_buffer("upper", upper)
         self.register_buffer("lower", lower)
@@ -133,7 +133,7 @@ class TwoInt4Linear(OperatorLinear):
     @property
     def can_expand(self) -> bool:
         """Whether the layout of its weights is known."""
-        return self.has_known_layout
+        return self.block_rows > 0
 
     def expanded_product(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows @ weight.T``, with weights that are rounded to bfloat16 once."""
@@ -141,7 +141,7 @@ class TwoInt4Linear(OperatorLinear):
         lower, lower_zeros = self.lower_pairs.float().unbind(-1)
         zeros = upper_zeros + lower_zeros - MIDDLE * (upper + lower)
         scales = [upper, lower]
-        return rows @ _expanded([self.upper, self.lower], scales, zeros)
+        return rows @ _expanded([self.upper, self.lower], scales, zeros, self.block_rows)
 
 
 def packed(weight: QuantizedLinear) -> Int4Linear | None:
@@ -212,33 +212,45 @@ def _pack(codes: NDArray[Any]) -> torch.Tensor:
     return found
 
 
-def has_known_layout() -> bool:
-    """Return whether :func:`_blocks` reads what the operator packs on this CPU.
+def known_block_rows() -> int:
+    """Return the ``block_rows`` with which :func:`blocks` reads what the operator packs here.
 
-    The layout belongs to the instructions of a CPU, and to a version of torch.
+    The layout belongs to the instructions of a CPU, and to a version of torch. Zero if it is
+    unknown.
     """
-    numbers = np.arange(CHECKED_COLUMNS * (BLOCK_ROWS + 16)) * 7 % HALF
+    numbers = np.arange(CHECKED_COLUMNS * (max(BLOCK_ROWS) + 16)) * 7 % HALF
     codes = numbers.reshape(-1, CHECKED_COLUMNS)
-    blocks = _blocks(_pack(codes))
-    found = torch.cat([block.T for _, block in blocks])
-    return np.array_equal(found.numpy(), codes)
+    packed = _pack(codes)
+    for block_rows in BLOCK_ROWS:
+        found = torch.cat([block.T for _, block in blocks(packed, block_rows)])
+        if np.array_equal(found.numpy(), codes):
+            return block_rows
+    return 0
 
 
-def _blocks(packed: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the first output and the codes of each block, of shape ``[inputs, outputs]``."""
+def blocks(packed: torch.Tensor, block_rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the first output and the codes of each block, of shape ``[inputs, outputs]``.
+
+    Args:
+        packed: codes as the operator packs them.
+        block_rows: the number of outputs of a whole block.
+    """
     num_outputs, width = packed.shape
     octets, columns = packed.view(-1), 2 * width
-    for first in range(0, num_outputs, BLOCK_ROWS):
-        num = min(BLOCK_ROWS, num_outputs - first)
+    for first in range(0, num_outputs, block_rows):
+        num = min(block_rows, num_outputs - first)
         block = octets[first * width : (first + num) * width].view(columns, num // 2)
         halves = (block & (HALF - 1), block >> NIBBLE_BITS)
         # A whole block has the codes of its later outputs in upper halves; a rest has pairs.
-        axis = -2 if num == BLOCK_ROWS else -1
+        axis = -2 if num == block_rows else -1
         yield first, torch.stack(halves, axis).view(columns, num)
 
 
 def _expanded(
-    codes: Seq[torch.Tensor], scales: Seq[torch.Tensor], zeros: torch.Tensor
+    codes: Seq[torch.Tensor],
+    scales: Seq[torch.Tensor],
+    zeros: torch.Tensor,
+    block_rows: int,
 ) -> torch.Tensor:
     """Return the transposed weight in bfloat16: the sum of codes times scales, and zeros.
 
@@ -246,11 +258,12 @@ def _expanded(
         codes: packed by the operator, with equal layouts.
         scales: for each, of shape ``[groups, outputs]`` in float32.
         zeros: what is added, of the same shape.
+        block_rows: the number of outputs of a whole block.
     """
     num_outputs, width = codes[0].shape
     num_groups = len(zeros)
     weight = torch.empty(2 * width, num_outputs, dtype=DTYPE)
-    for parts in zip(*map(_blocks, codes), strict=True):
+    for parts in zip(*(blocks(each, block_rows) for each in codes), strict=True):
         first, num = parts[0][0], parts[0][1].shape[1]
         own = slice(first, first + num)
         values = zeros[:, None, own]
