@@ -45,14 +45,21 @@ class RunnerSubject:
 
     @contextmanager
     def _runner(self) -> Iterator[Runner]:
+        was_late = threading.Event()
         with closing(self.make()) as runner:
-            ending = threading.Timer(3 * self.timeout_s, runner.close)
+
+            def end() -> None:
+                was_late.set()
+                runner.close()
+
+            ending = threading.Timer(3 * self.timeout_s, end)
             ending.daemon = True
             ending.start()
             try:
                 yield runner
             finally:
                 ending.cancel()
+        assert not was_late.is_set(), "the runner had to be closed, since calls did not return"
 
     def _endless(self, runner: Runner, id: str = "") -> AnswerStream:  # noqa: A002 - of requests
         """Start an answer that cannot end unread, because the loop holds it long before."""
