@@ -33,7 +33,7 @@ class EnginePrefixContract(EngineSubject):
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
         for scope in (b"a", b"", LONG_SCOPE):
-            self._run(host, longest, scope)
+            self.run(host, longest, scope)
             again = host.sequence(longest, scope=scope)
             assert host.admit(again), NOT_FOUND
             self.agree(host.prefill(again), expected)
@@ -66,7 +66,7 @@ class EnginePrefixContract(EngineSubject):
         """A cache holds no logits, so a token whose row is wanted is computed again."""
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
-        self._run(host, longest)
+        self.run(host, longest)
         for first_row in (len(longest) // 2, 0):
             sequence = host.sequence(longest, scope=b"a")
             sequence.wants_from = first_row
@@ -180,7 +180,7 @@ class EnginePrefixContract(EngineSubject):
 
     def test_a_prompt_shares_only_what_is_equal(self, host: EngineHost, longest: Prompt) -> None:
         """The cache is keyed by token ids, not by their number."""
-        self._run(host, longest)
+        self.run(host, longest)
         inside = {i for slot in longest.media for i in range(slot.start, slot.stop)}
         places = [i for i in range(len(longest)) if i not in inside]
         for place in (places[-1], places[len(places) // 2], places[0]):
@@ -197,8 +197,8 @@ class EnginePrefixContract(EngineSubject):
         """Clients cannot learn the prompts of others by timing, nor by using the room before."""
         before = self.fill(host, self.shortest)
         self.release(host, before)
-        self._run(host, longest)
-        self._run(host, longest, LONG_SCOPE)
+        self.run(host, longest)
+        self.run(host, longest, LONG_SCOPE)
         others = b"", b"b", b"A", b"a\0", b"aa", LONG_SCOPE[:-1], LONG_SCOPE[:-1] + b"t"
         for scope in (*others, *(sequence.scope for sequence in before)):
             sequence = host.sequence(longest, scope=scope)
@@ -209,7 +209,7 @@ class EnginePrefixContract(EngineSubject):
         """Equal tokens with another image are another prefix, from the image on."""
         first, second = self.pictured_twins()
         expected = host.last_logits(second)
-        self._run(host, first)
+        self.run(host, first)
         sequence = host.sequence(second, scope=b"a")
         num_cached = host.admit(sequence)
         assert num_cached is not None
@@ -220,7 +220,7 @@ class EnginePrefixContract(EngineSubject):
     def test_every_byte_of_a_digest_counts(self, host: EngineHost) -> None:
         """Digests of two pictures that are nearly equal are those of two pictures."""
         prompt, _ = self.pictured_twins()
-        self._run(host, prompt)
+        self.run(host, prompt)
         slot = prompt.media[0]
         for place in range(0, len(slot.digest), 31):
             digest = bytearray(slot.digest)
@@ -240,7 +240,7 @@ class EnginePrefixContract(EngineSubject):
         for prompt, turned in pairs:
             if turned is not None:
                 expected = host.last_logits(turned)
-                self._run(host, prompt)
+                self.run(host, prompt)
                 sequence = host.sequence(turned, scope=b"a")
                 assert host.admit(sequence) is not None
                 self.agree(host.prefill(sequence), expected)
@@ -251,7 +251,7 @@ class EnginePrefixContract(EngineSubject):
         self.needs_sharing(host.engine)
         expected = host.last_logits(longest)
         for _ in range(2):
-            self._run(host, longest)
+            self.run(host, longest)
             self._overwrite(host)
             sequence = host.sequence(longest, scope=b"a")
             assert host.admit(sequence) is not None
@@ -262,7 +262,7 @@ class EnginePrefixContract(EngineSubject):
         """Blocks that it reserved and committed hold its own tokens, not those of an old prompt."""
         self.needs_sharing(host.engine)
         for prompt in self.asked:
-            self._run(host, prompt)
+            self.run(host, prompt)
         grown = []
         for number in range(min(host.engine.limits.max_sequences, MAX_GROWN)):
             sequence = host.sequence(self.shortest, scope=b"grown %d" % number)
@@ -290,12 +290,6 @@ class EnginePrefixContract(EngineSubject):
             more.pop()
         sequence.answer += more
         return host.prefill(sequence)
-
-    def _run(self, host: EngineHost, prompt: Prompt, scope: bytes = b"a") -> None:
-        sequence = host.sequence(prompt, scope=scope)
-        assert host.admit(sequence) is not None
-        host.prefill(sequence)
-        host.engine.release(sequence)
 
     def _overwrite(self, host: EngineHost) -> None:
         """Fill the free cache with other sequences, and release them."""

@@ -161,7 +161,7 @@ class EngineRoomContract(EngineSubject):
             pytest.skip("this engine has no room for three of its sequences")
         prompt = min((each for each in self.asked if len(each) > 2 * block_tokens), key=len)
         expected = host.last_logits(prompt)
-        self._leave_cached(host, prompt)
+        assert self.run(host, prompt, b"kept") == 0
         holding = self._all_but_a_longest(host)
         asking = host.sequence(prompt, self.grown(prompt, self._longest(host) - 1), scope=b"kept")
         if host.admit(asking) is not None:
@@ -340,7 +340,7 @@ class EngineRoomContract(EngineSubject):
             is_asking: whether sequences ask before for more room than is left.
         """
         most, prompt = self._longest(host), max(self.asked, key=len)
-        self._leave_cached(host, prompt)
+        assert self.run(host, prompt, b"kept") == 0
         holding = self._all_but_a_longest(host)
         for kept in (prompt, self.shortest) if is_asking else ():
             asking = host.sequence(kept, self.grown(kept, most - 1), scope=b"kept")
@@ -354,13 +354,6 @@ class EngineRoomContract(EngineSubject):
         grown = self._growing(host, others)
         self.release(host, [*holding, *others])
         return num_cached, grown
-
-    def _leave_cached(self, host: EngineHost, prompt: Prompt) -> None:
-        """Compute a prompt in the scope ``kept``, and release it."""
-        first = host.sequence(prompt, scope=b"kept")
-        assert host.admit(first) == 0
-        host.prefill(first)
-        host.engine.release(first)
 
     def _all_but_a_longest(self, host: EngineHost) -> list[EngineSequence]:
         """Admit sequences that leave room, but none for a longest one."""

@@ -146,6 +146,15 @@ class EngineSubject:
         for sequence in sequences:
             host.engine.release(sequence)
 
+    def run(self, host: EngineHost, prompt: Prompt, scope: bytes = b"a") -> int:
+        """Compute a prompt and release it; return how many of its tokens were cached."""
+        sequence = host.sequence(prompt, scope=scope)
+        num_cached = host.admit(sequence)
+        assert num_cached is not None
+        host.prefill(sequence)
+        host.engine.release(sequence)
+        return num_cached
+
     def fill(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> list[EngineSequence]:
         """Admit sequences until there is no room."""
         admitted: list[EngineSequence] = []
