@@ -193,6 +193,8 @@ def _parts(slots: np.ndarray, costs: ReadCosts, uploads: Uploads) -> Iterator[to
 def _runs(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return starts and stops of the runs of adjacent slots, whatever the order of the slots."""
     breaks = np.flatnonzero(np.diff(slots) != 1)
+    if not len(breaks):  # as in most decodes
+        return slots[:1], slots[-1:] + 1
     starts = slots[np.concatenate([[0], breaks + 1])]
     stops = slots[np.concatenate([breaks, [-1]])] + 1
     order = starts.argsort()

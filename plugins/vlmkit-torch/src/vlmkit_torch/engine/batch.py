@@ -336,11 +336,14 @@ def _positions(segments: list[Segment]) -> np.ndarray:
 
 def _visual_mask(segments: list[Segment]) -> np.ndarray | None:
     """Return the mask ``[tokens]`` of tokens with per-visual rows; None if there are none."""
+    visuals = [_visual_of(segment) for segment in segments]
+    if all(visual is None for visual in visuals):
+        return None
     masks = [
         np.zeros(segment.num_tokens, dtype=bool)
-        if (visual := _visual_of(segment)) is None
+        if visual is None
         else visual[segment.start : segment.stop]
-        for segment in segments
+        for segment, visual in zip(segments, visuals, strict=True)
     ]
     mask = np.concatenate(masks)
     return mask if mask.any() else None
