@@ -81,6 +81,16 @@ def test_top_k_samples_from_the_k_likeliest_in_their_proportions():
     assert np.abs(drawn - expected / expected.sum()).max() < 0.03
 
 
+@pytest.mark.parametrize("gap", [1, 16 * 6, 6000])
+def test_top_k_finds_the_likeliest_tokens_of_a_large_vocabulary_wherever_they_are(gap):
+    logits = random_logits(3, vocab=40_000)
+    likeliest = np.arange(5, 5 + 6 * gap, gap)
+    logits[0, likeliest] = 20
+    logits[0, likeliest[-1]] = 19.9  # a tie of five, then the last that is kept
+    drawn = frequencies(logits, num=200, temperature=1e3, top_k=6)
+    assert np.flatnonzero(drawn).tolist() == likeliest.tolist()
+
+
 def test_top_p_keeps_the_fewest_tokens_that_reach_the_sum():
     logits = np.log(rows([0.5, 0.3, 0.15, 0.05]))
     drawn = frequencies(logits, temperature=1.0, top_p=0.7)

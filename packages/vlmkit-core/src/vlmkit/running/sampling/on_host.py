@@ -30,6 +30,7 @@ ROWS_AT_ONCE = 4  # copied to be changed; the heap keeps the memory for the next
 SLACK = 1.0001  # float32 weights of tokens that can win, and their sums, err by less
 SUMMED_AT_ONCE = 256  # weights whose order does not matter at that precision
 LEAST_SCALED = np.float32(-110.0)  # its weight is 0
+GROUPS_FOR_EACH_RANK, LEAST_GROUP_TOKENS = 16, 8  # when a rank is searched for
 MAX_TESTS = 32  # of winners, before the row is sorted after all
 
 
@@ -103,7 +104,7 @@ def _draw_typical(logits: Numbers, vocabulary: Numbers, choice: Choice, likelies
     top = logits[likeliest]
     floor = _rounded_up(float(top) + choice.depth)
     if 0 < choice.top_k < len(logits):
-        floor = max(floor, np.partition(logits, -choice.top_k)[-choice.top_k])
+        floor = max(floor, _ranked(logits, choice.top_k))
     scaled = logits - top
     scaled /= np.float32(choice.temperature)
     np.maximum(scaled, LEAST_SCALED, out=scaled)
@@ -132,7 +133,7 @@ def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) 
     top, floor = logits[likeliest], np.float32(-math.inf)
     num_ranked = min(choice.top_k or len(logits), len(logits))
     if num_ranked < len(logits):
-        floor = np.partition(logits, -num_ranked)[-num_ranked]
+        floor = _ranked(logits, num_ranked)
         vocabulary, logits = _only(logits >= floor, vocabulary, logits)
     weights = logits - top
     weights /= np.float32(choice.temperature)
@@ -154,6 +155,21 @@ def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) 
         noise.keep(kept.logits >= _nucleus_floor(logits, top, choice, num_ranked))
         found = noise.winner()
     return int(kept.token_ids[found])
+
+
+def _ranked(logits: Numbers, rank: int) -> np.float32:
+    """Return the logit of a rank, counted from 1; no logit may be NaN.
+
+    Each of some groups of tokens has its largest logit. That of the rank among these is a lower
+    bound, and few logits reach it. Neighbours are in different groups, since likely tokens may be.
+    """
+    num_groups = GROUPS_FOR_EACH_RANK * rank
+    if (size := len(logits) // num_groups) >= LEAST_GROUP_TOKENS:
+        whole = logits[: size * num_groups].reshape(size, num_groups)
+        bound = np.partition(whole.max(axis=0), -rank)[-rank]
+        logits = logits[logits >= bound]
+    found: np.float32 = np.partition(logits, -rank)[-rank]
+    return found
 
 
 def _in_nucleus(found: int, kept: _Tokens, noise: "_Noise", limit: float) -> int:
