@@ -126,7 +126,7 @@ def test_a_relative_path_names_an_image_of_the_folder(files, tmp_path):
 
 @pytest.mark.posix
 @pytest.mark.parametrize(
-    ("num_lines", "num_kills"), [(400, 3), pytest.param(10_000, 10, marks=pytest.mark.slow)]
+    ("num_lines", "num_kills"), [(200, 1), pytest.param(10_000, 10, marks=pytest.mark.slow)]
 )
 def test_a_run_that_is_killed_goes_on_and_nothing_is_lost_or_answered_twice(
     files, num_lines, num_kills

@@ -418,7 +418,8 @@ class Clients:
         )
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_no_answer_is_wrong_or_lost_while_workers_die(how, socket_folder):
     """Of three workers, one after another dies or hangs, and comes back."""
     chance = random.Random(7)

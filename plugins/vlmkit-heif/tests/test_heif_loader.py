@@ -96,6 +96,7 @@ def test_a_truncated_file_is_refused(size):
         shown(heic()[:size]).to_pil()
 
 
+@pytest.mark.slow
 def test_the_memory_estimate_suffices_for_phone_photos():
     data = heic((4032, 3024))
     assert shown(data).to_pil().size == (4032, 3024)

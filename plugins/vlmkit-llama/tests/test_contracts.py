@@ -46,6 +46,7 @@ class TestLlama(OnLlama):
     pass
 
 
+@pytest.mark.slow
 class TestGemma2(OnLlama):
     """Layers with a window, and tied embeddings."""
 
@@ -53,6 +54,7 @@ class TestGemma2(OnLlama):
     atol = 2e-3  # the library looks up GELU by 16 bits
 
 
+@pytest.mark.slow
 class TestQwen3Moe(OnLlama):
     """Layers with experts."""
 
@@ -63,10 +65,12 @@ class TestQwen3Moe(OnLlama):
 # bit: by 16 bits here, and by 8 bits below.
 
 
+@pytest.mark.slow
 class TestQwen2OfF16(OnLlama):
     family, kind, atol = "qwen2", "F16", 3e-2
 
 
+@pytest.mark.slow
 class TestLlamaOfQ80(OnLlama):
     kind, atol = "Q8_0", 0.3
 

@@ -84,6 +84,7 @@ class TestEngineOnGemma3(EngineOnFamily):
     atol = 2e-3  # the library looks up GELU by 16 bits
 
 
+@pytest.mark.slow
 class TestEngineOnSmolVlm(EngineOnFamily):
     """An image is several tiles with markers between them."""
 

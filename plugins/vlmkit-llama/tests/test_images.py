@@ -446,6 +446,7 @@ def test_a_projector_that_the_library_cannot_read_is_refused(pair: Folders, tmp_
     assert "other_one" in found
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_renderer_prepares_images_as_the_server_does(pair: Folders) -> None:
     """It has the library and the projector, and no engine; known images are prepared once."""

@@ -222,9 +222,8 @@ def check_ends(clients: list[Client], watch: Watch, num: int) -> None:
     assert ends["finished"] >= num / 2
 
 
-@pytest.mark.parametrize(
-    "num", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(0)])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [2, pytest.param(100, marks=pytest.mark.timeout(0))])
 def test_a_server_outlives_aborts_at_random_moments(num: int, pair: Pair, tmp_path: Path) -> None:
     abort_at_random_moments(pair("smolvlm") / "model.gguf", tmp_path, num)
 

@@ -183,14 +183,17 @@ class OnRecurrent(EngineContract):
         return hybrid.prompts()[:3]
 
 
+@pytest.mark.slow
 class TestMamba(OnRecurrent):
     pass
 
 
+@pytest.mark.slow
 class TestMamba2(OnRecurrent):
     family = "mamba2"
 
 
+@pytest.mark.slow
 class TestLfm2(OnRecurrent):
     """Layers with attention beside others."""
 

@@ -50,10 +50,12 @@ class TestEngineOfQuantisedLlama(OnEngine):
     precision = "w8a8"
 
 
+@pytest.mark.slow
 class TestEngineOfGptOss(OnEngine):
     family = "gpt_oss"
 
 
+@pytest.mark.slow
 class TestEngineOfLlava(OnEngine):
     family = "llava"
 
@@ -62,6 +64,7 @@ class TestEngineOfQwen3VL(OnEngine):
     family = "qwen3_vl"
 
 
+@pytest.mark.slow
 class TestEngineOfGemma3(OnEngine):
     family = "gemma3"
 

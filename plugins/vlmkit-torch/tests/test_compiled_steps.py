@@ -143,12 +143,13 @@ def test_a_model_that_is_compiled_again_and_again_is_not(
     assert "after 1 steps that were compiled, another one was" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["mllama", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["mllama", pytest.param("qwen2_vl", marks=pytest.mark.slow)])
 def test_only_models_that_can_be_are_compiled(name: str, load: Load) -> None:
     assert compiled_of(load(name)[0]) is None
     assert (compiled_of(load(name, compile=True)[0]) is None) is (name == "mllama")
 
 
+@pytest.mark.slow
 def test_the_log_states_what_was_compiled(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     logits_of(load("llama", compile=True)[0])

@@ -49,6 +49,7 @@ class TestEngineOfLlama(OnEngine):
     family = "llama"
 
 
+@pytest.mark.slow
 class TestEngineOfGptOss(OnEngine):
     family = "gpt_oss"
 
@@ -62,6 +63,7 @@ class TestEngineOfQwen3VL(OnEngine):
     family = "qwen3_vl"
 
 
+@pytest.mark.slow
 class TestEngineOfGemma3(OnEngine):
     family = "gemma3"
 

@@ -31,6 +31,16 @@ Load = Callable[..., Any]
 Saved = Callable[[str], Path]
 
 
+def slow(name: str) -> Any:
+    """Return a family whose test is slow."""
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+def some(*names: str) -> list[Any]:
+    """Return all families of text; those that are not named are slow."""
+    return [n if n in names else slow(n) for n in zoo.NAMES_TEXT]
+
+
 def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
     """Return the host reads and the copies to the device of decode steps, after two of a shape."""
     sequences, _ = begin(host)
@@ -45,7 +55,7 @@ def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", zoo.NAMES_TEXT)
+@pytest.mark.parametrize("name", some("llama", "gpt_oss", "gemma2"))
 def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load(name, device="cuda", cuda_graphs=False)
@@ -53,10 +63,7 @@ def test_a_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "llama" else pytest.param(n, marks=pytest.mark.slow) for n in zoo.NAMES_TEXT],
-)
+@pytest.mark.parametrize("name", some("llama"))
 def test_a_replayed_step_has_no_host_read_and_one_transfer(name: str, load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load(name, device="cuda")
@@ -65,7 +72,7 @@ def test_a_replayed_step_has_no_host_read_and_one_transfer(name: str, load: Load
         assert engine._runner.graphs.num_replays >= 3
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", slow("gpt_oss"), slow("gemma2")])
 def test_a_step_over_a_cache_of_8_bits_has_no_host_read_and_one_transfer(
     name: str, load: Load
 ) -> None:
@@ -75,7 +82,7 @@ def test_a_step_over_a_cache_of_8_bits_has_no_host_read_and_one_transfer(
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["lfm2", slow("qwen3_next")])
 def test_a_step_of_recurrent_layers_has_no_host_read_and_one_transfer(
     name: str, tmp_path: Path
 ) -> None:

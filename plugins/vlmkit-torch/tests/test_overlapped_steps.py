@@ -34,7 +34,7 @@ from vlmkit_torch.settings import EngineSettings
 pytestmark = pytest.mark.torch
 
 Load = Callable[..., Any]
-ALWAYS = ("llama", "gemma2", "qwen2_vl")  # the other families are slow tests
+ALWAYS = ("llama", "qwen2_vl")  # the other families are slow tests
 FAMILIES = [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in zoo.NAMES_TEXT]
 
 

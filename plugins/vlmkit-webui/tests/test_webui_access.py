@@ -59,8 +59,15 @@ def use_theme(page: Page, theme: str) -> None:
     page.run("document.documentElement.dataset.theme = arguments[0]", theme)
 
 
-@SIZES
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("theme", "size"),
+    [
+        ("light", NARROW),
+        ("dark", WIDE),
+        pytest.param("light", WIDE, marks=pytest.mark.slow),
+        pytest.param("dark", NARROW, marks=pytest.mark.slow),
+    ],
+)
 def test_axe_reports_nothing(
     browser: Any, server: PageServer, tmp_path: Path, axe: Any, size: Size, theme: str
 ) -> None:
