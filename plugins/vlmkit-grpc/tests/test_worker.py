@@ -97,12 +97,22 @@ def received(call):
     return found, grpc.StatusCode.OK
 
 
-def is_idle(process):
-    """Return whether nothing is open at a worker."""
+def stats_of(process):
+    """Return what a worker reports to a new gateway."""
     with load(process) as model:
         wait_until(lambda: model.runner._state.stats.counters)
-        stats = model.runner.stats()
-        return not stats.num_running + stats.num_waiting
+        return model.runner.stats()
+
+
+def is_idle(process):
+    """Return whether nothing is open at a worker."""
+    stats = stats_of(process)
+    return not stats.num_running + stats.num_waiting
+
+
+def num_sampled(process):
+    """Return the tokens that a worker sampled so far."""
+    return stats_of(process).counters["num_tokens_sampled"]
 
 
 @pytest.fixture(scope="module")
@@ -483,10 +493,11 @@ def test_a_gateway_that_does_not_read_holds_nothing_for_long(strict):
     given = {"text": text, "tokens": 20_000, "logprobs": True, "top_logprobs": 20}
     many = [submit(number, **given) for number in range(1, 5)]
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    before = num_sampled(strict)
     with channel(strict, *options) as calls:
         parts, end = held(*many)
         call = WorkerStub(calls).Session(parts)
-        wait_until(lambda: not is_idle(strict))
+        wait_until(lambda: num_sampled(strict) > before)  # it may be idle again before it is seen
         wait_until(lambda: is_idle(strict))  # although nothing was read
         _, status = received(call)
         end()
