@@ -69,12 +69,22 @@ def scripted(mock):
         yield InferenceStub(calls)
 
 
-def is_idle(process):
-    """Return whether nothing is open at a worker, as one of its gateways sees it."""
+def stats_of(process):
+    """Return what a worker reports to a new gateway."""
     with vlmkit.load(process.reference, runner={"use": "grpc"}) as model:
         wait_until(lambda: model.runner._state.stats.counters)
-        stats = model.runner.stats()
-        return not stats.num_running + stats.num_waiting
+        return model.runner.stats()
+
+
+def is_idle(process):
+    """Return whether nothing is open at a worker."""
+    stats = stats_of(process)
+    return not stats.num_running + stats.num_waiting
+
+
+def num_sampled(process):
+    """Return the tokens that a worker sampled so far."""
+    return stats_of(process).counters["num_tokens_sampled"]
 
 
 def asked(ids=IDS, *, max_new_tokens=12, **fields):
@@ -480,9 +490,10 @@ def test_a_caller_that_does_not_read_is_left(mock):
     )
     text = script(text="abcdefgh" * 2000, tokens=20_000)
     message = GenerateRequest(text=text, response=response)
+    before = num_sampled(mock)
     with grpc.insecure_channel(mock.address, options) as calls:
         stream = InferenceStub(calls).GenerateStream(message)
-        wait_until(lambda: not is_idle(mock))
+        wait_until(lambda: num_sampled(mock) > before)  # it may be idle again before it is seen
         wait_until(lambda: is_idle(mock))  # although nothing was read
         code, _ = error_of(lambda: list(stream))
         assert code == grpc.StatusCode.DEADLINE_EXCEEDED
