@@ -41,7 +41,8 @@ from vlmkit.wire.frames import Frame
 
 pytest.importorskip("transformers")
 
-FAMILIES = ["qwen2_vl", "llava_next", "gemma3"]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("llava_next", "gemma3")]
+FAMILIES = ["qwen2_vl", *SLOW]
 ROOM = DecodeMemoryLimiter(10**9, 2**40)
 TOOLS = [
     {

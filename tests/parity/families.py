@@ -35,9 +35,11 @@ LIKE = {
 """A family whose exports are slow tests, and one that is tried always and has its mechanisms."""
 
 DECODERS_LIKE = {
+    "granite4_vision": "llava",  # that of llama, with scales
     "internvl": "qwen2_5_vl",  # that of qwen2
     "llava_next": "llava",  # that of mistral, without windows
     "mistral3": "llava",  # that of mistral, without windows
+    "paddleocr_vl": "qwen2_5_vl",  # that of llama, with positions on three axes
     "smolvlm": "llava",  # that of llama
 }
 """A family whose tower is tried always, and one whose whole export is and has its decoder's."""
