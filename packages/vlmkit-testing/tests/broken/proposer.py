@@ -54,6 +54,18 @@ class WritesItsGuesses(NgramProposer):
         return guesses
 
 
+class ExtendsTheAnswerItCopies(NgramProposer):
+    """Repeats the text that it found in place, which may be the answer itself."""
+
+    def propose(self, sequence: Sequence, num_tokens: int) -> Seq[int]:
+        num_found = len(super().propose(sequence, num_tokens))
+        newest = sequence.tokens(len(sequence) - 1, len(sequence))
+        found = sequence.output_ids if [*newest] == sequence.output_ids else [*newest]
+        while len(found) < num_found:
+            found += found
+        return found[:num_found]
+
+
 class AppendsItsGuesses(NgramProposer):
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         super().note(sequence, num_drafted, num_accepted)
@@ -314,6 +326,11 @@ TABLE = Table(
             AppendsItsGuesses,
             "A proposer does not append tokens to the sequence.",
             "a_sequence_is_only_read",
+        ),
+        Broken(
+            ExtendsTheAnswerItCopies,
+            "A proposer does not change an answer, however short.",
+            "a_text_that_repeats_itself_is_only_read",
         ),
         Broken(
             ExpectsAllGuessesToBeComputed,

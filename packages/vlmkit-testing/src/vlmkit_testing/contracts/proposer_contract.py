@@ -1,5 +1,6 @@
 """What every proposer must do."""
 
+import copy
 import dataclasses
 import gc
 import itertools
@@ -7,7 +8,7 @@ import operator
 import random
 import sys
 import tracemalloc
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from typing import Any, SupportsIndex
 
 import pytest
@@ -72,13 +73,27 @@ class ProposerContract:
 
     def test_a_sequence_is_only_read(self) -> None:
         """A proposer modifies neither its tokens nor its state."""
-        proposer, shown, same = self.make(), self.sequence(), self.sequence()
+        proposer, shown = self.make(), self.sequence()
+        before = _state(shown)
         for num_accepted in (0, 1, 2):
             proposer.propose(shown, 4)
+            assert _state(shown) == before
             proposer.note(shown, 2, num_accepted)
-        for name in ("output_ids", "drafts", "num_computed_tokens", "features", "is_held"):
-            assert getattr(shown, name) == getattr(same, name), f"{name} was changed"
-        assert shown.prompt == same.prompt
+            assert _state(shown) == before
+
+    def test_a_text_that_repeats_itself_is_only_read(self) -> None:
+        """An answer may repeat the prompt or itself from the first token on, and be one token."""
+        proposer = self.make()
+        for number, (prompt, answer) in enumerate(_repetitions()):
+            shown = new_sequence(prompt, output_ids=answer)
+            before = _state(shown)
+            drafts = list(proposer.propose(shown, (1, 4, 20)[number % 3]))
+            assert _state(shown) == before, f"propose: {prompt} + {answer}"
+            if drafts:
+                proposer.note(shown, len(drafts), number % (len(drafts) + 1))
+                assert _state(shown) == before, f"note: {prompt} + {answer}"
+            proposer.forget(shown)
+            assert _state(shown) == before, f"forget: {prompt} + {answer}"
 
     def test_fewer_may_be_computed_than_were_guessed(self) -> None:
         """A scheduler runs as many as fit; if none fits, ``note`` is not called."""
@@ -318,3 +333,18 @@ class ProposerContract:
 
 def _ids(drafts: Seq[int]) -> list[int]:
     return [operator.index(token_id) for token_id in drafts]
+
+
+def _state(sequence: Sequence) -> dict[str, Any]:
+    """Return copies of the fields of a sequence, without what components keep in it."""
+    names = [each.name for each in dataclasses.fields(sequence) if each.name != "kept"]
+    return {name: copy.copy(getattr(sequence, name)) for name in names}
+
+
+def _repetitions() -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """Yield prompts that repeat a word, and answers that go on with it."""
+    for word_length, num_words in itertools.product((1, 2, 3, 5), (1, 2, 4)):
+        word = tuple(range(3, 3 + word_length))
+        for num_output in sorted({1, word_length, word_length + 1, 3 * word_length}):
+            repeated = itertools.islice(itertools.cycle(word), num_output)
+            yield word * num_words, list(repeated)
