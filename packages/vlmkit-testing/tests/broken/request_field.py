@@ -10,7 +10,7 @@ import msgspec
 
 from broken.broken import Broken, Table
 from vlmkit.errors import RequestError
-from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.request_field import HasFields, RequestField
 from vlmkit_testing import RequestFieldContract
 
 
@@ -24,6 +24,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Adapters:
     """Identifies an adapter by its weights and its scale."""
 
+    made: Any = RequestField
     shape: Any = Adapter
     changes: Any = "states"
     name = "adapter"
@@ -34,7 +35,7 @@ class Adapters:
     @property
     def field(self) -> RequestField[Any]:
         """The field."""
-        return RequestField(self.name, self.shape, self.changes, identity=self.identity)
+        return self.made(self.name, self.shape, self.changes, identity=self.identity)
 
     def identity(self, value: Any) -> Any:
         """Return a digest of the weights and the scale."""
@@ -115,6 +116,18 @@ class UsesUnknownNames(Adapters):
     def identity(self, value: Any) -> bytes:
         weights = self.weights.get(value.name, b"")
         return hashlib.sha256(weights + b"%a" % value.scale).digest()
+
+
+class ResolvingField(RequestField[Any]):
+    """Resolves the identity each time it is needed."""
+
+    def identity_of(self, sequence: HasFields) -> bytes:
+        value = self.of(sequence)
+        return b"" if value is None or self.identity is None else self.identity(value)
+
+
+class ResolvesItsIdentityAgain(Adapters):
+    made = ResolvingField
 
 
 class OnAdapters(RequestFieldContract):
@@ -198,6 +211,11 @@ TABLE = Table(
             SharesAHasher,
             "Identities are resolved in several threads at once.",
             "identities_are_resolved_in_several_threads_at_once",
+        ),
+        Broken(
+            ResolvesItsIdentityAgain,
+            "The identity of a sequence's value was resolved when the request was read.",
+            "a_sequence_keeps_the_value_and_the_identity_of_its_request",
         ),
         Broken(
             FailsForUnknownNames,

@@ -10,7 +10,9 @@ import pytest
 
 from vlmkit.errors import RequestError
 from vlmkit.interfaces.request_field import RequestField
+from vlmkit.interfaces.sequence import Sequence
 from vlmkit.running.prompting.request_fields import checked_fields, flaw_of_field
+from vlmkit_testing.contracts.sequences import new_sequence
 
 NUM_THREADS, NUM_ROUNDS = 4, 20
 
@@ -86,6 +88,21 @@ class RequestFieldContract:
             for _ in range(NUM_ROUNDS):
                 assert list(threads.map(resolved, values)) == expected
 
+    def test_a_sequence_keeps_the_value_and_the_identity_of_its_request(self) -> None:
+        """Also after its name got other content, or none, since the request was read."""
+        field, values = self.make(), self.values()
+        resolved = [b"", b"unknown"]
+        if field.identity is not None:
+            resolved += [self._identity(field, value) for value in values]
+        for value in values:
+            read = self._read(field, value)
+            for identity in resolved:
+                sequence = self._sequence(field, read, identity)
+                assert field.identity_of(sequence) == identity, "the identity is resolved again"
+                assert field.of(sequence) == read
+        assert field.identity_of(new_sequence()) == b"", "a request does not set the field"
+        assert field.of(new_sequence()) is None
+
     def test_a_value_that_names_nothing_is_an_error_of_the_client(self) -> None:
         """A ``RequestError``; any other error reads as a failure of the engine."""
         field = self._identified()
@@ -106,6 +123,11 @@ class RequestFieldContract:
 
     def _read(self, field: RequestField[Any], value: Mapping[str, Any]) -> Any:
         return checked_fields({field.name: value}, {field.name: field})[field.name]
+
+    def _sequence(self, field: RequestField[Any], read: Any, identity: bytes) -> Sequence:
+        """Return a sequence whose request had a value with an identity; empty for none."""
+        identities = {field.name: identity} if identity else {}
+        return new_sequence(fields={field.name: read}, field_identities=identities)
 
     def _identity(self, field: RequestField[Any], value: Mapping[str, Any]) -> Any:
         """Return the identity of a value that is read anew."""
