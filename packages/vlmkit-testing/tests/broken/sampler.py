@@ -309,6 +309,22 @@ class CountsRejectedDrafts(Plain):
         return super().adjusted(row, logits)
 
 
+class StopsWaitingAtADraft(ArraySampler):
+    """Allows an answer to end once a draft was at the position where it may."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        for row in rows:
+            if row.num_output >= row.sequence.params.min_tokens:
+                row.sequence.kept[self] = True
+        return super().prepare([self._settled(row) for row in rows])
+
+    def _settled(self, row: Row) -> Row:
+        if self not in row.sequence.kept:
+            return row
+        params = row.sequence.params.replaced({"min_tokens": 0})
+        return Row(dataclasses.replace(row.sequence, params=params), row.ahead)
+
+
 class AdaptsToRejectedDrafts(Mirostat):
     """Adapts its limit to drafts."""
 
@@ -529,6 +545,11 @@ BROKEN = (
         "Rejected drafts leave no trace in counts.",
         "rejected_drafts_leave_no_trace",
         honest=Plain,
+    ),
+    Broken(
+        StopsWaitingAtADraft,
+        "Rejected drafts leave no trace in what settles once for an answer.",
+        "rejected_drafts_leave_no_trace_of_any_parameter",
     ),
     Broken(
         AdaptsToRejectedDrafts,

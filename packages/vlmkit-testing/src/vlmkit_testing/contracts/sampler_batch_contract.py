@@ -31,6 +31,16 @@ NUM_ROWS = 64
 VOCAB_SIZE = 64
 NUM_STEPS = 40
 NUM_ANSWERS = 6  # to one prompt
+BRIEF = (
+    SamplingParams(min_tokens=3),
+    SamplingParams(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.05),
+    SamplingParams(no_repeat_ngram_size=2),
+    SamplingParams(dry_multiplier=100.0, dry_allowed_length=1),
+    SamplingParams(repeat_last_n=2, repetition_penalty=10.0, frequency_penalty=1.0),
+    SamplingParams(bad_words_ids=((0, 1), (2,), (1, 1, 2))),
+)
+"""Parameters whose effect begins, ends or changes within few tokens."""
+
 SLOT = MediaSlot(0, 2, bytes(32), {}, 2)
 
 
@@ -232,6 +242,26 @@ class SamplerBatchContract(SamplerSubject):
                 drafts = tuple(chance.integers(0, VOCAB_SIZE, num_drafts).tolist())
                 self.pick(sampler, logits, [Row(sequence, drafts)])
             assert self.pick(sampler, logits, [Row(sequence)]) == [expected]
+
+    def test_rejected_drafts_leave_no_trace_of_any_parameter(self) -> None:
+        """After drafts of any length, for each parameter alone, drawn and greedy.
+
+        The answer grows past ``min_tokens`` and the windows of penalties, and so do the drafts.
+        """
+        chance, sampler = np.random.default_rng(18), self.make()
+        drawn = [SamplingParams(temperature=1.0), *FOLLOWED.values(), *BRIEF]
+        for params in (*drawn, *(each.replaced({"temperature": 0.0}) for each in drawn)):
+            fields: dict[str, Any] = {"params": params, "banned_ids": (3,)}
+            grown = new_sequence((0, 1), eos_ids=frozenset({0}), **fields)
+            for num_drafts in (5, 1, 8, 0, 2, 3):
+                row = chance.permutation(ROW).tolist() if num_drafts % 2 == 0 else ROW
+                expected = self._one(row, _anew(grown))
+                drafts = tuple(chance.integers(0, len(ROW), num_drafts).tolist())
+                rows = [Row(grown, drafts[:num]) for num in range(num_drafts + 1)]
+                self.pick(sampler, [row] * len(rows), rows)
+                chosen = self.pick(sampler, [row], [Row(grown)])[0]
+                assert chosen == expected, f"{num_drafts} rejected drafts left a trace: {params}"
+                grown.output_ids.append(chosen)
 
     # Helpers
 
