@@ -155,6 +155,30 @@ class CutsSpans(ShortestPromptFirst):
         return Step(step.encodes, tuple(items), step.preempted)
 
 
+class CutsSpansBetweenMedia(ShortestPromptFirst):
+    """Ends each chunk before the second medium that it would have encoded."""
+
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        cuts: dict[Sequence, int] = {}
+        for sequence in {encode.sequence for encode in step.encodes}:
+            named = [each.index for each in step.encodes if each.sequence is sequence]
+            starts = sorted(sequence.prompt.media[index].start for index in named)
+            cuts[sequence] = starts[1] if len(starts) > 1 else len(sequence)
+        encodes = [
+            each
+            for each in step.encodes
+            if each.sequence.prompt.media[each.index].start < cuts[each.sequence]
+        ]
+        items = [
+            WorkItem(item.sequence, item.start, cuts[item.sequence] - item.start)
+            if cuts.get(item.sequence, item.stop) < item.stop
+            else item
+            for item in step.items
+        ]
+        return Step(tuple(encodes), tuple(items), step.preempted)
+
+
 # Commits.
 
 
@@ -232,6 +256,11 @@ TABLE_OF = (
     (CommitsForTheLoop, "A scheduler reserves room but does not commit.", EVERY),
     (IgnoresMaxChunkTokens, "A chunk is no longer than max_chunk_tokens.", EVERY),
     (CutsSpans, "No chunk cuts an atomic span.", EVERY),
+    (
+        CutsSpansBetweenMedia,
+        "No chunk cuts an atomic span that has several media.",
+        "spans_and_media_are_independent",
+    ),
     (
         PlansItemsThatWaitForAnImage,
         "Items that wait for an encoding take no room from others.",

@@ -9,11 +9,11 @@ import weakref
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from vlmkit.errors import QueueFull
 from vlmkit.interfaces.engine import EngineLimits
-from vlmkit.interfaces.prompt import MediaSlot, Prompt
+from vlmkit.interfaces.prompt import MediaSlot, Prompt, Span
 from vlmkit.interfaces.sequence import Sequence
 from vlmkit.interfaces.step import WorkItem
 from vlmkit_testing.contracts.examples import examples
@@ -23,11 +23,14 @@ from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharing
 from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.scheduler_subject import (
     LIMITS,
+    MAX_SPAN_TOKENS,
     NUM_SLOT_TOKENS,
     Job,
+    Layout,
     engine_limits,
     finish,
     jobs,
+    layouts,
     wants_rows,
 )
 from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
@@ -36,6 +39,13 @@ from vlmkit_testing.contracts.strict_cache import StrictCache
 # In one step, the items of texts run and an item waits for its image.
 TEXT = Job(num_tokens=4, max_tokens=12, image_starts=(), priority=0, first_token=0)
 IMAGE = Job(num_tokens=12, max_tokens=4, image_starts=(1,), priority=0, first_token=500)
+# The second span begins before its medium, which does not fit beside the first in a budget.
+WIDE = Layout(
+    num_tokens=40,
+    spans=(Span(5, 12), Span(18, 30)),
+    media=((Span(6, 12), 3000), (Span(20, 26), 3000)),
+    first_token=0,
+)
 
 NUM_HELD_STEPS = 12
 
@@ -77,6 +87,31 @@ class SchedulerContract(SchedulerSharingContract, SchedulerOrderContract, Schedu
     ) -> None:
         """The simulation checks every rule; no sequence starves and nothing is left."""
         finish(self.simulation(limits, encoder_steps=encoder_steps), work, atomic=atomic)
+
+    @settings(examples, max_examples=50)
+    @given(
+        work=st.lists(layouts(), min_size=1, max_size=4),
+        limits=engine_limits(),
+        max_chunk_tokens=st.sampled_from([MAX_SPAN_TOKENS, 17, 64]),
+        encoder_steps=st.sampled_from([0, 0, 2]),
+    )
+    @example(work=[WIDE], limits=LIMITS, max_chunk_tokens=64, encoder_steps=0)
+    def test_spans_and_media_are_independent(
+        self,
+        work: list[Layout],
+        limits: EngineLimits,
+        max_chunk_tokens: int,
+        encoder_steps: int,
+    ) -> None:
+        """No item cuts a span, wherever media begin and however large they are to the encoder."""
+        limits = replace(limits, max_chunk_tokens=max_chunk_tokens)
+        simulation = self.simulation(limits, encoder_steps=encoder_steps)
+        sequences = [layout.make() for layout in work]
+        for sequence in sequences:
+            simulation.add(sequence)
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [s.max_tokens for s in sequences]
+        simulation.check_empty()
 
     @examples
     @given(

@@ -14,6 +14,8 @@ from vlmkit_testing.contracts.scheduler_simulation import Simulation
 from vlmkit_testing.contracts.sequences import new_sequence
 
 NUM_SLOT_TOKENS = 6
+MAX_SPAN_TOKENS = 12
+NUMS_ENCODED = (4, 3000, 5000)  # around small budgets of an encoder, and the usual one
 LIMITS = EngineLimits(
     vocab_size=1000,
     max_sequence_tokens=64,
@@ -67,6 +69,58 @@ def jobs(draw: st.DrawFn) -> Job:
         priority=draw(st.integers(0, 2)),
         first_token=draw(st.sampled_from([0, 0, 500])),
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A description of a sequence whose atomic spans and media need not coincide.
+
+    Attributes:
+        num_tokens: length of the prompt.
+        spans: the atomic spans; ordered, disjoint.
+        media: the tokens of each medium, and how many it counts for in the encoder's budget.
+        first_token: sequences with the same one may share a prefix.
+    """
+
+    num_tokens: int
+    spans: tuple[Span, ...]
+    media: tuple[tuple[Span, int], ...]
+    first_token: int
+
+    def make(self) -> Sequence:
+        """Return a new sequence."""
+        slots = [
+            MediaSlot(*span, bytes([i, num_encoded % 256]) * 16, {}, 4, num_encoded=num_encoded)
+            for i, (span, num_encoded) in enumerate(self.media)
+        ]
+        token_ids = (self.first_token, *range(1, self.num_tokens))
+        plan = PromptPlan(self.spans)
+        return new_sequence(Prompt(token_ids, tuple(slots)), max_tokens=3, plan=plan)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Prompts of 8 to 48 tokens: a span may have several media, part of one, or none."""
+    num_tokens = draw(st.integers(8, 48))
+    spans, media = (draw(_ranges(num_tokens, most)) for most in (MAX_SPAN_TOKENS, 6))
+    return Layout(
+        num_tokens=num_tokens,
+        spans=spans,
+        media=tuple((span, draw(st.sampled_from(NUMS_ENCODED))) for span in media),
+        first_token=draw(st.sampled_from([0, 0, 500])),
+    )
+
+
+@st.composite
+def _ranges(draw: st.DrawFn, num_tokens: int, most: int) -> tuple[Span, ...]:
+    """Return disjoint ranges of a prompt, in order; some adjoin."""
+    found, stop = [], 0
+    lengths = st.tuples(st.integers(0, most), st.integers(1, most))
+    for gap, length in draw(st.lists(lengths, min_size=1, max_size=6)):
+        start, stop = stop + gap, stop + gap + length
+        if stop <= num_tokens:
+            found.append(Span(start, stop))
+    return tuple(found)
 
 
 @st.composite
