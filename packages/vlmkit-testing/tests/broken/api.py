@@ -262,6 +262,13 @@ class LogsTheQuestion(ToyApi):
         return await super().ask(exchange, body)
 
 
+class RepeatsTheUrlOfAnImage(ToyApi):
+    def conversation(self, body: Question) -> Conversation:
+        if unreadable := [url for url in body.images if not url.startswith("data:")]:
+            raise RequestError(f"cannot read {min(unreadable)!r}", param="images")
+        return super().conversation(body)
+
+
 class GoesOnWithoutItsClient(ToyApi):
     async def ask(self, exchange: Exchange, body: Question) -> Any:
         """Answer a question."""
@@ -522,6 +529,11 @@ TABLE = Table(
             LogsTheQuestion,
             "A log line does not repeat a client's text.",
             "no_error_and_no_log_line_repeats_a_clients_text",
+        ),
+        Broken(
+            RepeatsTheUrlOfAnImage,
+            "An error does not repeat a text of any field.",
+            "no_error_and_no_log_line_repeats_a_text_of_any_field",
         ),
         Broken(
             GoesOnWithoutItsClient,

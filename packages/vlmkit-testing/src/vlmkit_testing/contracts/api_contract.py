@@ -3,7 +3,7 @@
 import base64
 import io
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
 from itertools import islice, permutations
 from typing import Any
 
@@ -21,6 +21,7 @@ from vlmkit_server.http.errors import Fault
 from vlmkit_server.http.operation import Operation
 from vlmkit_server.interfaces.api import Api
 from vlmkit_testing.contracts.api_bodies import Keys, among_others, difference, keys_of
+from vlmkit_testing.contracts.api_marked_bodies import marked_bodies
 from vlmkit_testing.contracts.api_subject import (
     CALLED,
     MODEL,
@@ -373,6 +374,22 @@ class ApiContract:
         assert PRIVATE.encode() not in received.body
         assert PRIVATE not in caplog.text
 
+    def test_no_error_and_no_log_line_repeats_a_text_of_any_field(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """At any depth of a body, in a field of text or of another type, named or free."""
+        caplog.set_level(logging.DEBUG)
+        bodies = list(self._marked_bodies())
+        if not bodies:
+            pytest.skip("no request of this API has a body")
+        for received in ApiServer(self.make(), ScriptedRunner()).send(*bodies):
+            headers = " ".join(received.headers.values())
+            assert PRIVATE not in headers, "a header repeats a client's text"
+            assert received.status == 200 or PRIVATE.encode() not in received.body, (
+                f"an error repeats a client's text: {received.body!r}"
+            )
+        assert PRIVATE not in caplog.text, "a log line repeats a client's text"
+
     # The end
 
     def test_a_client_that_disconnects_aborts_its_answer(self) -> None:
@@ -397,6 +414,16 @@ class ApiContract:
         if sent is None:
             pytest.skip("no route asks the model")
         return sent
+
+    def _marked_bodies(self) -> Iterator[Sent]:
+        """Yield each request with a body, with marked values of each field of its type."""
+        routes = self._own_routes(ApiServer(self.make(), ScriptedRunner()))
+        shapes = {path: handler.opt["operation"].body for path, handler in routes}
+        for sent in self.requests():
+            shape = shapes.get(sent.path.partition("?")[0])
+            if shape is not None and sent.body is not None:
+                for body in marked_bodies(shape, sent.body, PRIVATE):
+                    yield Sent(sent.path, body, sent.method)
 
     def _own_routes(self, server: ApiServer) -> list[tuple[str, Any]]:
         """Return the paths and handlers of the API under test."""
