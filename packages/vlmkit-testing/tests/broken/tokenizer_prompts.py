@@ -11,7 +11,7 @@ from broken.changed_tokenizer import Changed, with_role
 from vlmkit.interfaces.chat_format import CallFormat, Calling, JsonCall, Mark
 from vlmkit.interfaces.prompt import MediaSlot, Prompt
 from vlmkit.interfaces.tokenizer import PLAIN
-from vlmkit.types.message import Message, TextPart
+from vlmkit.types.message import Message, Part, TextPart
 from vlmkit.types.prompt_options import PromptOptions
 from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -113,6 +113,17 @@ class IdentifiesCallsByTheirTools(RenamesCallIds):
     def ids(self, calls: Seq[ToolCallPart], results: Seq[Message]) -> Seq[str]:
         names = {call.id: call.name for call in calls}
         return [names[result.call_id or ""] for result in results]
+
+
+class OmitsTheIdsInCalls(Changed):
+    """Writes the ids of calls before results alone."""
+
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [dataclasses.replace(m, parts=tuple(map(without_id, m.parts))) for m in messages]
+
+
+def without_id(part: Part) -> Part:
+    return dataclasses.replace(part, id="") if isinstance(part, ToolCallPart) else part
 
 
 class TreatsTheSystemAsAUser(Changed):
@@ -375,6 +386,7 @@ BROKEN = (
         "calls_of_tools_are_in_the_prompt_or_refused",
     ),
     Broken(OmitsTheIdsOfCalls, "A prompt shows which call each result belongs to.", BELONGS),
+    Broken(OmitsTheIdsInCalls, "The ids of calls may come in any order.", BELONGS),
     Broken(AssignsResultsByOrder, "Results may come in any order.", BELONGS),
     Broken(IdentifiesCallsByTheirTools, "A tool may be called twice, with a result each.", BELONGS),
     Broken(

@@ -192,14 +192,19 @@ class TokenizerPromptContract(TokenizerSubject):
             other = self._prompt(self._called("a", **fields))
             assert other.token_ids != prompt.token_ids
 
-    @pytest.mark.parametrize("names", [("find", "find"), ("find", "send")], ids=" ".join)
-    def test_a_result_belongs_to_the_call_that_it_names(self, names: tuple[str, str]) -> None:
-        """Results of parallel calls may come in any order, and differ from exchanged results."""
-        in_order = self._with_results(names, ("a", "one"), ("b", "two"))
-        reversed_ = self._with_results(names, ("b", "two"), ("a", "one"))
-        exchanged = self._with_results(names, ("a", "two"), ("b", "one"))
-        self._check_apart(in_order, exchanged)
-        self._check_apart(reversed_, exchanged)
+    @pytest.mark.parametrize("names", [("find",) * 3, ("find", "send", "ask")], ids=" ".join)
+    def test_a_result_belongs_to_the_call_that_it_names(self, names: tuple[str, ...]) -> None:
+        """Whatever the order of calls, of results and of ids: other pairs give another prompt."""
+        tokenizer = self.make()
+        seen: dict[tuple[int, ...], tuple[str, ...]] = {}
+        orders = list(itertools.permutations("abc"))
+        for calls, results in itertools.product(orders, repeat=2):
+            for texts in (dict(zip("abc", order, strict=True)) for order in orders[:2]):
+                messages = self._with_results(names, calls, [(each, texts[each]) for each in results])
+                if (prompt := self._made(messages, tokenizer)) is not None:
+                    pairs = tuple(texts[call] for call in calls)
+                    other = seen.setdefault(prompt.token_ids, pairs)
+                    assert other == pairs, "conversations with other pairs have one prompt"
 
     def test_its_inputs_are_not_modified(self) -> None:
         """A conversation may be used again, and a prompt keeps no list that may change."""
@@ -310,14 +315,22 @@ class TokenizerPromptContract(TokenizerSubject):
             return [Message(role, parts), Message.of("user", "so?")]
         return [Message(role, parts)]
 
-    def _with_results(self, names: tuple[str, str], *results: tuple[str, str]) -> list[Message]:
-        """Return a conversation with two calls, ``a`` and ``b``, and results with their ids."""
-        calls = tuple(
-            ToolCallPart(call_id, name, f'{{"what": "{call_id}"}}')
-            for call_id, name in zip("ab", names, strict=True)
+    def _with_results(
+        self, names: Sequence[str], calls: Sequence[str], results: Sequence[tuple[str, str]]
+    ) -> list[Message]:
+        """Return a conversation with parallel calls and their results.
+
+        Args:
+            names: the tool of each call.
+            calls: the id of each call.
+            results: the id and the text of each result, as "a" for "result a".
+        """
+        parts = tuple(
+            ToolCallPart(call_id, name, f'{{"what": {place}}}')
+            for place, (call_id, name) in enumerate(zip(calls, names, strict=True))
         )
-        said = [Message("tool", (TextPart(text),), call_id) for call_id, text in results]
-        return [self._asked("hello"), Message("assistant", calls), *said]
+        said = [Message("tool", (TextPart(f"result {text}"),), each) for each, text in results]
+        return [self._asked("hello"), Message("assistant", parts), *said]
 
     def _combined(self, names: Set[str]) -> tuple[object, ...] | None:
         """Return what distinguishes a prompt with some of ``COMBINED``; None if it is refused."""
