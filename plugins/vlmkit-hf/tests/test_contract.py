@@ -25,6 +25,11 @@ SMALLER: dict[str, Mapping[str, Any]] = {
 }
 """Limits that make images smaller, by the names of each family's processor."""
 
+ONE_CALL = (
+    "{% for message in messages %}{% if message.tool_calls and message.tool_calls | length > 1 %}"
+    "{{ raise_exception('This model takes one call at once!') }}{% endif %}{% endfor %}"
+)
+
 
 class Contract(TokenizerContract):
     """The contract of a family; subclasses set the family's name."""
@@ -80,6 +85,24 @@ def without_end(config: dict[str, Any]) -> None:
 
 class TestQwen2Vl(Contract):
     name = "qwen2_vl"
+
+
+class TestQwen3Vl(Contract):
+    """Its results of tools have images, and its template writes no ids of calls."""
+
+    name = "qwen3_vl"
+    names_calls = True
+
+
+class TestOneCall(TestQwen3Vl):
+    """The template takes one call in a message."""
+
+    @pytest.fixture(autouse=True)
+    def with_one_call(self, load: None, tmp_path: Path) -> None:
+        self.folder = copied(self.folder, tmp_path)
+        template = self.folder / "chat_template.jinja"
+        template.write_text(ONE_CALL + template.read_text())
+        self.tokenizer = HfTokenizer(Checkpoint("qwen3_vl", self.folder), HfTokenizerSettings())
 
 
 class TestIdefics3(Contract):

@@ -87,6 +87,20 @@ class DropsImagesOfTools(Changed):
         ]
 
 
+class SortsResultsWithoutTheirImages(Changed):
+    """Orders the texts of results by their calls, and leaves the images in their places."""
+
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        results = [message for message in messages if message.role == "tool"]
+        by_call = iter(sorted(results, key=lambda message: message.call_id or ""))
+        return [self.shown(m, next(by_call)) if m.role == "tool" else m for m in messages]
+
+    def shown(self, result: Message, said: Message) -> Message:
+        images = with_parts(result, lambda part: isinstance(part, ImagePart)).parts
+        texts = with_parts(said, lambda part: not isinstance(part, ImagePart)).parts
+        return dataclasses.replace(said, parts=(*images, *texts))
+
+
 class ShowsSystemImagesTwice(Changed):
     def turns(self, messages: Seq[Message]) -> Seq[Message]:
         return [
@@ -304,6 +318,11 @@ BROKEN = (
         ShowsSystemImagesTwice,
         "Each image is shown once.",
         "images_of_any_role_have_their_slots_or_are_refused",
+    ),
+    Broken(
+        SortsResultsWithoutTheirImages,
+        "An image of a result stays with its text, whatever the order of the results.",
+        "images_of_a_result_stay_with_its_text",
     ),
     Broken(
         PutsImagesFirst,

@@ -15,6 +15,7 @@ from vlmkit.types.media import FilePart, MediaPart
 from vlmkit.types.message import ImagePart, Message, Part, Role, TextPart, parts_of
 from vlmkit.types.prepared_image import PreparedImage
 from vlmkit.types.prompt_options import PromptOptions
+from vlmkit.types.tool_call import ToolCallPart
 from vlmkit_testing.contracts.arrays import to_numpy
 from vlmkit_testing.contracts.pictures import awkward_pictures, picture
 from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
@@ -105,6 +106,19 @@ class TokenizerMediaContract(TokenizerSubject):
         except RequestError:
             return
         assert [slot.digest for slot in slots] == [self._digest(image) for image in asked]
+
+    def test_images_of_a_result_stay_with_its_text(self) -> None:
+        """Results of parallel calls may come in any order, with any number of images each."""
+        self._needs_images()
+        seen: dict[tuple[object, ...], Sequence[Sequence[int]]] = {}
+        shares = (*itertools.permutations([(1,), (2,), (3,)]), *_rotations([(), (1,), (2, 3)]))
+        for shown, order in itertools.product(shares, itertools.permutations(range(3))):
+            try:
+                prompt = self._prompt(self._with_shown_results(shown, order))
+            except RequestError:
+                continue
+            identity = prompt.token_ids, *(slot.digest for slot in prompt.media)
+            assert seen.setdefault(identity, shown) == shown, "images of results are exchanged"
 
     def test_an_image_stands_where_its_message_puts_it(self) -> None:
         """Before the text, or after it."""
@@ -253,6 +267,24 @@ class TokenizerMediaContract(TokenizerSubject):
             ]
             assert not any(slot.digest or slot.inputs for slot in light.media)
 
+    def _with_shown_results(
+        self, shown: Sequence[Sequence[int]], order: Sequence[int]
+    ) -> list[Message]:
+        """Return a conversation with parallel calls, and results of a text and images each.
+
+        Args:
+            shown: the seeds of the images in the result of each call.
+            order: the calls in the order of their results.
+        """
+        calls = tuple(ToolCallPart(f"call{i:05}", "find", f'{{"what": {i}}}') for i in range(3))
+        results = [
+            Message.of("tool", WORDS[i], [picture(seed=seed) for seed in shown[i]]) for i in order
+        ]
+        named = [
+            replace(result, call_id=calls[i].id) for result, i in zip(results, order, strict=True)
+        ]
+        return [Message.of("user", "?"), Message("assistant", calls), *named]
+
     def _light(self, sizes: list[Image]) -> Prompt:
         messages = [Message.of("user", "hello", sizes)]
         return self.make().prompt(messages, options=PromptOptions(light=True))
@@ -290,6 +322,11 @@ def _conversations_with(part: Part) -> list[list[Message]]:
     shown, other = Message("user", (part, TextPart("hello"))), Message.of("user", "and now?")
     answer = Message.of("assistant", "so")
     return [[shown], [shown, answer, other], [other, answer, shown]]
+
+
+def _rotations(shares: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], ...]]:
+    """Return the images of each result, moved by any number of results."""
+    return [(*shares[num:], *shares[:num]) for num in range(len(shares))]
 
 
 def _laid_out(layouts: Sequence[str]) -> tuple[list[Message], list[list[str]]]:

@@ -5,7 +5,7 @@ Hides every client string, and records the texts that must be rendered. Does not
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from vlmkit.errors import RequestError
@@ -156,7 +156,8 @@ def _strings(value: Any) -> Iterator[str]:
 def with_ordered_results(messages: Iterable[Numbered]) -> list[Numbered]:
     """Return messages with the results of parallel calls in the order of the calls.
 
-    Many templates write no ids of calls. Results with images keep their order, as slots must.
+    Many templates write no ids of calls. Images keep their order, as slots must: results stay as
+    they are where ordering them would move an image before another.
     """
     ordered: list[Numbered] = []
     places: dict[str | None, int] = {}  # of calls, by their ids
@@ -166,18 +167,33 @@ def with_ordered_results(messages: Iterable[Numbered]) -> list[Numbered]:
 
     for is_result, run in groupby(messages, lambda numbered: numbered[1].role == "tool"):
         found = list(run)
-        parts = [part for _, message in found for part in message.parts]
-        is_text = not any(isinstance(part, ImagePart) for part in parts)
-        ordered += sorted(found, key=order) if is_result and is_text else found
+        by_call = sorted(found, key=order)
+        ordered += by_call if is_result and _keeps_images(found, by_call) else found
         ids = [part.id for part in found[-1][1].parts if isinstance(part, ToolCallPart)]
         places = {call_id: place for place, call_id in enumerate(ids)}
     return ordered
+
+
+def _keeps_images(messages: Sequence[Numbered], moved: Sequence[Numbered]) -> bool:
+    """Return whether messages with images have the same order in both sequences."""
+    one, other = (
+        [
+            number
+            for number, message in numbered
+            if any(isinstance(part, ImagePart) for part in message.parts)
+        ]
+        for numbered in (messages, moved)
+    )
+    return one == other
 
 
 def split_calls(messages: Sequence[Numbered]) -> Iterator[Numbered]:
     """Yield messages with either one call, followed by its results, or text.
 
     The reasoning of a message stays with its first call.
+
+    Raises:
+        RequestError: results with images are not in the order of their calls, as slots must be.
     """
     start = 0
     while start < len(messages):
@@ -211,6 +227,11 @@ def _calls_with_results(
     rest: list[Numbered] = []
     for result in results:
         by_call.get(result[1].call_id, rest).append(result)
+    if not _keeps_images(results, [*chain(*by_call.values()), *rest]):
+        raise RequestError(
+            "this model's chat template takes results with images in the order of their calls only",
+            param=f"messages[{results[0][0]}]",
+        )
     for call in calls:
         yield number, replace(message, parts=(*thought, call))
         thought = ()
