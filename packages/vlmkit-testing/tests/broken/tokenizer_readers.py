@@ -113,6 +113,57 @@ class ContinuesWithoutASpace(MockTokenizer):
         return super().reader(prompt, shows_special=shows_special)
 
 
+class StreamThatWaitsForText(MockTokenStream):
+    """Holds back white space until text follows, and drops it where none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = ""
+        self._has_begun = False
+
+    def push(self, token_id: int) -> str:
+        text = self._held + super().push(token_id)
+        self._has_begun |= bool(text.strip())
+        self._held = "" if self._has_begun else text
+        return text if self._has_begun else ""
+
+
+class DropsAnswersOfWhiteSpace(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if prompt.is_plain:
+            return super().reader(prompt, shows_special=shows_special)
+        return PlainParser(StreamThatWaitsForText())
+
+
+class StreamAfter(MockTokenStream):
+    def __init__(self, begun: str) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def flush(self) -> str:
+        rest = super().flush()
+        return self._begun + rest if rest else ""
+
+
+class RepeatsThePromptBehindHalfACharacter(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if prompt.is_plain:
+            return PlainParser(StreamAfter(self.decode(prompt.token_ids)))
+        return super().reader(prompt, shows_special=shows_special)
+
+
+class StreamOfOneNewline(MockTokenStream):
+    def push(self, token_id: int) -> str:
+        return super().push(token_id).replace("\r", "")
+
+
+class ContinuesWithOneNewline(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        if prompt.is_plain:
+            return PlainParser(StreamOfOneNewline())
+        return super().reader(prompt, shows_special=shows_special)
+
+
 class SpellsTwoTokensAlike(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return PlainParser(StreamWithOneSpelling(shows_special=shows_special))
@@ -259,6 +310,21 @@ BROKEN = (
         DropsTheLastSpaceBesideTools,
         "White space at the end of an answer is part of it, also if tools are offered.",
         "an_answer_that_calls_nothing_is_its_text",
+    ),
+    Broken(
+        DropsAnswersOfWhiteSpace,
+        "finish() returns the held-back text, also if the answer is white space alone.",
+        "white_space_is_part_of_an_answer",
+    ),
+    Broken(
+        RepeatsThePromptBehindHalfACharacter,
+        "finish() returns the held-back text of the answer alone.",
+        "a_continuation_joins_its_plain_text",
+    ),
+    Broken(
+        ContinuesWithOneNewline,
+        "The continuation of any plain text is the text of its tokens.",
+        "any_plain_text_is_continued",
     ),
     Broken(
         ContinuesWithoutASpace,

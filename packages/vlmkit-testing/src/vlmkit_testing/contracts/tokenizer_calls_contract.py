@@ -108,7 +108,9 @@ class TokenizerCallsContract(TokenizerSubject):
             deltas = [delta for found in read(tokenizer.reader(prompt), written) for delta in found]
             assert bool(tool_calls_of(deltas)) == (own is not None)
 
-    @pytest.mark.parametrize("said", ["so it is ", "so it is\n\n", "so\n it is"])
+    @pytest.mark.parametrize(
+        "said", ["so it is ", "so it is\n\n", "so\n it is", "\n so it is", " ", "\n\n", " \n\t "]
+    )
     def test_an_answer_that_calls_nothing_is_its_text(self, said: str) -> None:
         """White space at its end included: only that around a call is dropped."""
         prompt, tokenizer = self._with_tools(), self.make()

@@ -200,8 +200,9 @@ class TokenizerPromptContract(TokenizerSubject):
         orders = list(itertools.permutations("abc"))
         for calls, results in itertools.product(orders, repeat=2):
             for texts in (dict(zip("abc", order, strict=True)) for order in orders[:2]):
-                messages = self._with_results(names, calls, [(each, texts[each]) for each in results])
-                if (prompt := self._made(messages, tokenizer)) is not None:
+                said = [(each, texts[each]) for each in results]
+                prompt = self._made(self._with_results(names, calls, said), tokenizer)
+                if prompt is not None:
                     pairs = tuple(texts[call] for call in calls)
                     other = seen.setdefault(prompt.token_ids, pairs)
                     assert other == pairs, "conversations with other pairs have one prompt"

@@ -1,6 +1,7 @@
 """What the reader of an answer, which a tokenizer creates, must do."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
@@ -20,6 +21,8 @@ LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4
 
 examples = settings(contract_examples, max_examples=60)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+spaced = st.lists(st.sampled_from((" ", "\n", "\t", "\r\n", "so", "日")), max_size=6).map("".join)
+CONTINUED = "It was a fox, żółć, 日本 \n\n 👍 it ran. "
 
 
 class TokenizerReaderContract(TokenizerSubject):
@@ -35,6 +38,17 @@ class TokenizerReaderContract(TokenizerSubject):
         assert "".join(pieces) == tokenizer.decode(token_ids)
         if self.is_lossless and "\ufffd" not in text:
             assert not any("\ufffd" in piece for piece in pieces)
+
+    @examples
+    @given(text=spaced)
+    def test_white_space_is_part_of_an_answer(self, text: str) -> None:
+        """At its beginning, at its end, and alone; also if special tokens are shown."""
+        tokenizer, prompt = self.make(), self._prompt(self._conversation())
+        token_ids = tokenizer.encode(text)
+        for shows_special in {False, "skip_special_tokens" in tokenizer.honours}:
+            reader = tokenizer.reader(prompt, shows_special=shows_special)
+            told = "".join(map(text_of, read(reader, token_ids)))
+            assert told == tokenizer.decode(token_ids)
 
     @examples
     @given(data=st.data())
@@ -208,18 +222,35 @@ class TokenizerReaderContract(TokenizerSubject):
         assert reader.num_reasoning_tokens == 0
 
     def test_a_continuation_joins_its_plain_text(self) -> None:
-        """Both together are the text of all tokens, with the space between two words."""
-        tokenizer, whole = self.make(), "It was a fox, and it ran over the hill."
-        token_ids = tokenizer.encode(whole)
-        for num in range(1, len(token_ids)):
-            begun = tokenizer.decode(token_ids[:num])
-            if not whole.startswith(begun) or begun == whole:
-                continue
-            reader = tokenizer.reader(Prompt(tuple(token_ids[:num]), is_plain=True))
-            rest = "".join(map(text_of, read(reader, token_ids[num:])))
-            assert begun + rest == tokenizer.decode(token_ids), token_ids[:num]
+        """Both together are the text of all tokens, wherever the prompt and the answer end."""
+        token_ids = self.make().encode(CONTINUED)
+        for num, stop in itertools.combinations_with_replacement(range(1, len(token_ids) + 1), 2):
+            self._check_continuation(token_ids, num, stop)
+
+    @examples
+    @given(text=texts | spaced, data=st.data())
+    def test_any_plain_text_is_continued(self, text: str, data: st.DataObject) -> None:
+        """From any of its tokens to any other."""
+        token_ids = self.make().encode(text)
+        num = data.draw(st.integers(0, len(token_ids)))
+        self._check_continuation(token_ids, num, data.draw(st.integers(num, len(token_ids))))
 
     # Helpers
+
+    def _check_continuation(self, token_ids: Sequence[int], num: int, stop: int) -> None:
+        """Fail unless the first ``num`` tokens are continued by those before ``stop``."""
+        tokenizer = self.make()
+        whole, decoded = tokenizer.decode(token_ids), tokenizer.decode(token_ids[:stop])
+        begun = tokenizer.decode(token_ids[:num])
+        if "\ufffd" in whole or not whole.startswith(begun):
+            return  # the prompt ends inside a character
+        reader = tokenizer.reader(Prompt(tuple(token_ids[:num]), is_plain=True))
+        joined = begun + "".join(map(text_of, read(reader, token_ids[num:stop])))
+        if "\ufffd" not in decoded:
+            assert joined == decoded, (token_ids[:num], token_ids[num:stop])
+        else:  # what was told of a text that ends inside a character is never taken back
+            assert joined.startswith(decoded.rstrip("\ufffd"))
+            assert whole.startswith(joined.rstrip("\ufffd"))
 
     def _marks(self) -> tuple[Sequence[int], Sequence[int]]:
         marks = self.reasoning_marks()
