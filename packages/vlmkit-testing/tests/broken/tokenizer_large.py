@@ -91,6 +91,17 @@ def cut(part: Part) -> Part:
     return TextPart(part.text[:65_536]) if isinstance(part, TextPart) else part
 
 
+class AddsTheBeginningToLongTexts(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode(text, adds_special=adds_special or len(text) >= 4096)
+
+
+class BeginsTwiceWithLongTexts(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        begun = prompt.token_ids[: len(prompt) > 4096]
+        return dataclasses.replace(prompt, token_ids=(*prompt.token_ids, *begun))
+
+
 class ReusesTheThirdSlot(Changed):
     """Gives further images the digest of the third."""
 
@@ -107,6 +118,7 @@ CALLS = "each_result_of_parallel_calls_is_in_the_prompt"
 IDS = "the_calls_of_all_results_are_in_the_prompt_or_of_none"
 TOOLS = "each_part_of_many_tools_is_in_the_prompt"
 TEXTS = "long_texts_that_differ_in_the_middle_have_other_prompts"
+SPECIAL = "a_long_text_has_the_special_tokens_of_a_short_one"
 IMAGES = "each_of_many_images_has_its_own_slot"
 ROWS = (
     (DropsTheMiddleTurns, "Every turn is in the prompt, however many there are.", TURNS),
@@ -116,6 +128,8 @@ ROWS = (
     (DropsNestedSchemas, "Nested schemas of a tool are in the prompt.", TOOLS),
     (CachesTextsByLengthAndEnds, "Texts are equal only if all characters are.", TEXTS),
     (CutsLongTexts, "A text is never cut.", TEXTS),
+    (AddsTheBeginningToLongTexts, "Special tokens are added on request alone.", SPECIAL),
+    (BeginsTwiceWithLongTexts, "What begins a text begins a long prompt once.", SPECIAL),
     (ReusesTheThirdSlot, "Each image has its own slot, however many there are.", IMAGES),
 )
 BROKEN = tuple(Broken(kind, promise, test) for kind, promise, test in ROWS)

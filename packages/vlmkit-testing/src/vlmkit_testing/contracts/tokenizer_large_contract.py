@@ -29,6 +29,7 @@ NUM_TURNS = 30
 NUM_TOOLS = 12
 NUM_CALLS = 4
 LONG_CHARS = 120_000
+NUMS_CHARS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 Leaf = tuple[Any, ...]
 
 
@@ -119,6 +120,15 @@ class TokenizerLargeContract(TokenizerImageSizesContract):
             LONG_CHARS // 36
         )
 
+    def test_a_long_text_has_the_special_tokens_of_a_short_one(self) -> None:
+        """Those around a whole text, none without them, and those of a prompt once."""
+        tokenizer = self.make()
+        around, controls = self._around(tokenizer, "a"), self._controls_of(tokenizer, "a")
+        for num in NUMS_CHARS:
+            text = ("it is a fox, " * (num // 13 + 1))[:num]
+            assert self._around(tokenizer, text) == around, f"in a text of {num} characters"
+            assert self._controls_of(tokenizer, text) == controls, f"in a text of {num} characters"
+
     def test_each_of_many_images_has_its_own_slot(self) -> None:
         """Of six, of which two are equal and one is mirrored: in order, as each one alone."""
         if not self.takes_images:
@@ -137,6 +147,19 @@ class TokenizerLargeContract(TokenizerImageSizesContract):
         assert len({slot.digest for slot in slots}) == len(images) - 1
 
     # Helpers
+
+    def _around(self, tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+        """Return the tokens that are put before and behind a whole text."""
+        alone, whole = tokenizer.encode(text), tokenizer.encode(text, adds_special=True)
+        assert not self._special_ids().intersection(alone)
+        starts = range(len(whole) - len(alone) + 1)
+        num = next((n for n in starts if whole[n : n + len(alone)] == alone), None)
+        assert num is not None, "a whole text has other tokens than the text alone"
+        return whole[:num], whole[num + len(alone) :]
+
+    def _controls_of(self, tokenizer: Tokenizer, text: str) -> list[int]:
+        """Return the special tokens of a prompt with a text."""
+        return self._controls(tokenizer.prompt([self._asked(text)]))
 
     def _prompt_of(self, tokenizer: Tokenizer, role: str, text: str) -> Prompt | None:
         """Return a prompt in which a role has a text; None if it is refused."""
