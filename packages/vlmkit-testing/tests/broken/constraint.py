@@ -262,6 +262,24 @@ class LooksAheadInBlocks(Spelling):
         return list(known[place - start :])
 
 
+class LooksAheadByAllBytes(Spelling):
+    """Looks ahead to the end of the next block, and counts the bytes before a reset, too."""
+
+    num_bytes = 0
+
+    def accept(self, token_id):
+        is_accepted = super().accept(token_id)
+        self.num_bytes += is_accepted
+        return is_accepted
+
+    def roll_back(self, num_tokens):
+        super().roll_back(num_tokens)
+        self.num_bytes -= num_tokens
+
+    def forced(self):
+        return super().forced()[: 128 - self.num_bytes % 64]
+
+
 class ToyGrammars(SpellingCompiler):
     """Takes grammars of one line: texts in quotes, schemas with an enum, and tokens."""
 
@@ -541,6 +559,11 @@ ROWS = (
         LooksAheadInBlocks,
         "What is forced depends only on the accepted tokens.",
         "what_is_forced_depends_on_the_accepted_tokens_alone",
+    ),
+    (
+        LooksAheadByAllBytes,
+        "A reset matcher forces what a new one does.",
+        "no_history_changes_what_is_forced_in_a_long_text",
     ),
     (
         CutsLongChoices,

@@ -1,5 +1,6 @@
 """What a matcher's answers depend on: the accepted tokens alone, in whatever way they came."""
 
+import itertools
 import random
 from typing import Any
 
@@ -18,6 +19,7 @@ from vlmkit_testing.contracts.constraint_subject import (
 NUM_MOVES = 80
 NUM_TEXTS = 1000
 LOOKED_AHEAD = "xyzwvk " * 32  # of bytes that no longer token of the vocabulary has
+PLACES = (0, 30, 140)  # in it
 KEYWORDS: dict[str, Any] = {
     "not": {"type": "string"},
     "if": {"type": "array"},
@@ -76,6 +78,27 @@ class ConstraintStateContract(ConstraintSubject):
                 assert all(map(fresh.accept, tokens[:place]))
                 assert _state(asked) == _state(fresh), f"after {place} bytes"
             assert asked.accept(token_id)
+
+    def test_no_history_changes_what_is_forced_in_a_long_text(self) -> None:
+        """Neither a long answer that is taken back, nor one before a reset."""
+        self._any_choice_is_taken()
+        make = self._compiler().compile(OneOf((LOOKED_AHEAD,)))
+        matcher, tokens = make(), byte_tokens(LOOKED_AHEAD)
+        expected = dict[int, tuple[Any, ...]]()
+        for place in PLACES:
+            fresh = make()
+            assert all(map(fresh.accept, tokens[:place]))
+            expected[place] = _state(fresh)
+        for resets, before, place in itertools.product((False, True), (70, 150), PLACES):
+            assert all(map(matcher.accept, tokens[:before]))
+            matcher.forced()
+            if resets and isinstance(matcher, Resettable):
+                matcher.reset()
+            else:
+                matcher.roll_back(before)
+            assert all(map(matcher.accept, tokens[:place]))
+            assert _state(matcher) == expected[place], f"{before} bytes were before {place}"
+            matcher.roll_back(place)
 
     def test_a_json_object_is_no_other_value(self) -> None:
         """Its first character, behind white space, is a brace."""
