@@ -16,7 +16,7 @@ from vlmkit.interfaces.constraint import SchemaSupport
 from vlmkit.types.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED
-from vlmkit_testing.contracts.constraint_state_contract import KEYWORDS
+from vlmkit_testing.contracts.constraint_state_contract import AMBIGUOUS, KEYWORDS
 
 
 class AllowsTooMuch(Spelling):
@@ -306,6 +306,40 @@ class ToyGrammars(SpellingCompiler):
 
     def tokens_of(self, token_id):
         return [token_id]
+
+
+class LimitedSpelling(Spelling):
+    """Raises behind eight tokens, until it is reset."""
+
+    has_failed = False
+
+    def accept(self, token_id):
+        self.has_failed |= len(self.rests) > 8
+        if self.has_failed:
+            raise ConstraintError("the constraint is too complex for this answer")
+        return super().accept(token_id)
+
+    def reset(self):
+        super().reset()
+        self.has_failed = False
+
+
+class LimitedGrammars(ToyGrammars):
+    matcher = LimitedSpelling
+
+    def compile(self, constraint):
+        if constraint == AMBIGUOUS:
+            return lambda: self.matcher(self.token_bytes, ["a" * 16])
+        return super().compile(constraint)
+
+
+class SpellingThatStaysFailed(LimitedSpelling):
+    def reset(self):
+        Spelling.reset(self)
+
+
+class KeepsAnErrorAfterAReset(LimitedGrammars):
+    matcher = SpellingThatStaysFailed
 
 
 class UsesTheFirstSchema(ToyGrammars):
@@ -647,6 +681,14 @@ TABLE = Table(
             "An object is no other JSON value.",
             "a_json_object_is_no_other_value",
             honest=ToyGrammars,
+            on=OnGrammars,
+        ),
+        Broken(
+            KeepsAnErrorAfterAReset,
+            "A reset works also after a method raised an error.",
+            "a_matcher_is_reset_after_it_raised",
+            raises=(ConstraintError,),
+            honest=LimitedGrammars,
             on=OnGrammars,
         ),
         Broken(

@@ -1,5 +1,6 @@
 """What a matcher's answers depend on: the accepted tokens alone, in whatever way they came."""
 
+import contextlib
 import itertools
 import random
 from typing import Any
@@ -20,6 +21,8 @@ NUM_MOVES = 80
 NUM_TEXTS = 1000
 LOOKED_AHEAD = "xyzwvk " * 32  # of bytes that no longer token of the vocabulary has
 PLACES = (0, 30, 140)  # in it
+AMBIGUOUS = Lark('start: x\nx: x x | x x x | x x x x | x x x x x | "a" | ""')
+NUM_AMBIGUOUS = 200  # tokens, of which many matchers cannot follow all readings
 KEYWORDS: dict[str, Any] = {
     "not": {"type": "string"},
     "if": {"type": "array"},
@@ -99,6 +102,22 @@ class ConstraintStateContract(ConstraintSubject):
             assert all(map(matcher.accept, tokens[:place]))
             assert _state(matcher) == expected[place], f"{before} bytes were before {place}"
             matcher.roll_back(place)
+
+    def test_a_matcher_is_reset_after_it_raised(self) -> None:
+        """It fails in an ambiguous grammar, and is then as new."""
+        self._taken(Lark)
+        if not self._is_taken(AMBIGUOUS):
+            pytest.skip("this compiler refuses ambiguous grammars")
+        matcher = self._matcher(AMBIGUOUS)
+        if not isinstance(matcher, Resettable):
+            pytest.skip("its matchers cannot be reset")
+        first, tokens = _state(matcher), byte_tokens("a" * NUM_AMBIGUOUS)
+        with contextlib.suppress(ConstraintError):
+            all(map(matcher.accept, tokens))
+            pytest.skip("its matchers do not fail in ambiguous grammars")
+        matcher.reset()
+        assert _state(matcher) == first
+        assert matcher.accept(tokens[0])
 
     def test_a_json_object_is_no_other_value(self) -> None:
         """Its first character, behind white space, is a brace."""
