@@ -47,8 +47,8 @@ class TokenizerReaderContract(TokenizerSubject):
         token_ids = tokenizer.encode(text)
         for shows_special in {False, "skip_special_tokens" in tokenizer.honours}:
             reader = tokenizer.reader(prompt, shows_special=shows_special)
-            told = "".join(map(text_of, read(reader, token_ids)))
-            assert told == tokenizer.decode(token_ids)
+            given = "".join(map(text_of, read(reader, token_ids)))
+            assert given == tokenizer.decode(token_ids)
 
     @examples
     @given(data=st.data())
@@ -83,7 +83,7 @@ class TokenizerReaderContract(TokenizerSubject):
             decoded = tokenizer.decode(token_ids[:num])
             if "\ufffd" not in decoded:
                 assert told == decoded
-            else:  # what was told of a text that ends inside a character is never taken back
+            else:  # no text is taken back where an answer ends inside a character
                 assert told.startswith(decoded.rstrip("\ufffd"))
 
     def test_text_is_streamed(self) -> None:
@@ -248,7 +248,7 @@ class TokenizerReaderContract(TokenizerSubject):
         joined = begun + "".join(map(text_of, read(reader, token_ids[num:stop])))
         if "\ufffd" not in decoded:
             assert joined == decoded, (token_ids[:num], token_ids[num:stop])
-        else:  # what was told of a text that ends inside a character is never taken back
+        else:  # no text is taken back where an answer ends inside a character
             assert joined.startswith(decoded.rstrip("\ufffd"))
             assert whole.startswith(joined.rstrip("\ufffd"))
 
