@@ -10,6 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import vlmkit
+from mock_model import wait_until
+from vlmkit.types.runner_stats import RunnerStats
+
 READY = re.compile(r"ready: (?:the encoder of )?(\S+) at (?:grpc://)?(\S+)")
 DIGEST = re.compile(r"(?:model digest|identity) (.+)")
 
@@ -46,6 +50,23 @@ class WorkerProcess:
     @property
     def reference(self) -> str:
         return f"grpc://{self.address}"
+
+    def stats(self) -> RunnerStats:
+        """Return what it reports to a new gateway."""
+        with vlmkit.load(self.reference, runner={"use": "grpc"}) as model:
+            wait_until(lambda: model.runner._state.stats.counters)
+            return model.runner.stats()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open at it."""
+        stats = self.stats()
+        return not stats.num_running + stats.num_waiting
+
+    @property
+    def num_sampled(self) -> int:
+        """The tokens that it sampled so far."""
+        return self.stats().counters["num_tokens_sampled"]
 
     def _line(self, form):
         for line in self._process.stderr:

@@ -39,10 +39,9 @@ DECODERS_LIKE = {
     "internvl": "qwen2_5_vl",  # that of qwen2
     "llava_next": "llava",  # that of mistral, without windows
     "mistral3": "llava",  # that of mistral, without windows
-    "paddleocr_vl": "qwen2_5_vl",  # that of llama, with positions on three axes
     "smolvlm": "llava",  # that of llama
 }
-"""A family whose tower is tried always, and one whose whole export is and has its decoder's."""
+"""A family whose whole exports are slow tests, and one tried always that has its decoder."""
 
 
 def exported(names: Iterable[str], *before: str) -> list[Any]:

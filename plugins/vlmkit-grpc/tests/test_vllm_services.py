@@ -54,7 +54,7 @@ def local():
 def mock():
     with worker("--vllm", "--set", "worker.stall_timeout_s=1") as process:
         yield process
-        wait_until(lambda: is_idle(process))
+        wait_until(lambda: process.is_idle)
 
 
 @pytest.fixture
@@ -67,24 +67,6 @@ def inference(demo):
 def scripted(mock):
     with grpc.insecure_channel(mock.address) as calls:
         yield InferenceStub(calls)
-
-
-def stats_of(process):
-    """Return what a worker reports to a new gateway."""
-    with vlmkit.load(process.reference, runner={"use": "grpc"}) as model:
-        wait_until(lambda: model.runner._state.stats.counters)
-        return model.runner.stats()
-
-
-def is_idle(process):
-    """Return whether nothing is open at a worker."""
-    stats = stats_of(process)
-    return not stats.num_running + stats.num_waiting
-
-
-def num_sampled(process):
-    """Return the tokens that a worker sampled so far."""
-    return stats_of(process).counters["num_tokens_sampled"]
 
 
 def asked(ids=IDS, *, max_new_tokens=12, **fields):
@@ -459,7 +441,7 @@ def test_abort_ends_the_requests_that_it_names_and_no_others(mock, scripted):
         assert next(streams[""]).outputs.num_tokens
         streams["b"].cancel()
         streams[""].cancel()
-    wait_until(lambda: is_idle(mock))
+    wait_until(lambda: mock.is_idle)
 
 
 def num_running(process):
@@ -480,7 +462,7 @@ def test_a_caller_that_disappears_or_is_late_leaves_nothing(mock, scripted):
     stream.cancel()
     with grpc.insecure_channel(mock.address) as calls:
         next(InferenceStub(calls).GenerateStream(message))
-    wait_until(lambda: is_idle(mock))
+    wait_until(lambda: mock.is_idle)
 
 
 def test_a_caller_that_does_not_read_is_left(mock):
@@ -490,11 +472,11 @@ def test_a_caller_that_does_not_read_is_left(mock):
     )
     text = script(text="abcdefgh" * 2000, tokens=20_000)
     message = GenerateRequest(text=text, response=response)
-    before = num_sampled(mock)
+    before = mock.num_sampled
     with grpc.insecure_channel(mock.address, options) as calls:
         stream = InferenceStub(calls).GenerateStream(message)
-        wait_until(lambda: num_sampled(mock) > before)  # it may be idle again before it is seen
-        wait_until(lambda: is_idle(mock))  # although nothing was read
+        wait_until(lambda: mock.num_sampled > before)  # it may be idle again before it is seen
+        wait_until(lambda: mock.is_idle)  # although nothing was read
         code, _ = error_of(lambda: list(stream))
         assert code == grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -580,4 +562,4 @@ def test_a_gateway_and_a_router_use_one_worker_at_once(mock, scripted):
         next(stream)
         assert model.generate("hello").text == "hello"
         stream.cancel()
-    wait_until(lambda: is_idle(mock))
+    wait_until(lambda: mock.is_idle)

@@ -97,24 +97,6 @@ def received(call):
     return found, grpc.StatusCode.OK
 
 
-def stats_of(process):
-    """Return what a worker reports to a new gateway."""
-    with load(process) as model:
-        wait_until(lambda: model.runner._state.stats.counters)
-        return model.runner.stats()
-
-
-def is_idle(process):
-    """Return whether nothing is open at a worker."""
-    stats = stats_of(process)
-    return not stats.num_running + stats.num_waiting
-
-
-def num_sampled(process):
-    """Return the tokens that a worker sampled so far."""
-    return stats_of(process).counters["num_tokens_sampled"]
-
-
 @pytest.fixture(scope="module")
 def strict():
     """A worker with short times and low limits."""
@@ -128,7 +110,7 @@ def strict():
     given = chain(*[("--set", f"worker.{name}={value}") for name, value in limits.items()])
     with worker(*given) as process:
         yield process
-        wait_until(lambda: is_idle(process))
+        wait_until(lambda: process.is_idle)
 
 
 def test_the_committed_code_is_what_the_tools_make_of_the_services(tmp_path):
@@ -493,12 +475,12 @@ def test_a_gateway_that_does_not_read_holds_nothing_for_long(strict):
     given = {"text": text, "tokens": 20_000, "logprobs": True, "top_logprobs": 20}
     many = [submit(number, **given) for number in range(1, 5)]
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
-    before = num_sampled(strict)
+    before = strict.num_sampled
     with channel(strict, *options) as calls:
         parts, end = held(*many)
         call = WorkerStub(calls).Session(parts)
-        wait_until(lambda: num_sampled(strict) > before)  # it may be idle again before it is seen
-        wait_until(lambda: is_idle(strict))  # although nothing was read
+        wait_until(lambda: strict.num_sampled > before)  # it may be idle again before it is seen
+        wait_until(lambda: strict.is_idle)  # although nothing was read
         _, status = received(call)
         end()
         assert status == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -518,7 +500,7 @@ def test_a_gateway_that_disappears_leaves_nothing(strict):
             call = WorkerStub(calls).Session(parts)
             next(iter(call))
             end()
-    wait_until(lambda: is_idle(strict))
+    wait_until(lambda: strict.is_idle)
 
 
 @pytest.mark.slow

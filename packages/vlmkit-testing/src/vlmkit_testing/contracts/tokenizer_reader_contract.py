@@ -47,8 +47,8 @@ class TokenizerReaderContract(TokenizerSubject):
         token_ids = tokenizer.encode(text)
         for shows_special in {False, "skip_special_tokens" in tokenizer.honours}:
             reader = tokenizer.reader(prompt, shows_special=shows_special)
-            given = "".join(map(text_of, read(reader, token_ids)))
-            assert given == tokenizer.decode(token_ids)
+            streamed = "".join(map(text_of, read(reader, token_ids)))
+            assert streamed == tokenizer.decode(token_ids)
 
     @examples
     @given(data=st.data())
@@ -79,12 +79,12 @@ class TokenizerReaderContract(TokenizerSubject):
         tokenizer = self.make()
         token_ids = tokenizer.encode("so it is, Zażółć 👍 so ")
         for num in range(len(token_ids) + 1):
-            told = "".join(map(text_of, read(self._reader(), token_ids[:num])))
+            streamed = "".join(map(text_of, read(self._reader(), token_ids[:num])))
             decoded = tokenizer.decode(token_ids[:num])
             if "\ufffd" not in decoded:
-                assert told == decoded
+                assert streamed == decoded
             else:  # no text is taken back where an answer ends inside a character
-                assert told.startswith(decoded.rstrip("\ufffd"))
+                assert streamed.startswith(decoded.rstrip("\ufffd"))
 
     def test_text_is_streamed(self) -> None:
         """Only text that may still change is held back."""
@@ -97,21 +97,21 @@ class TokenizerReaderContract(TokenizerSubject):
         tokenizer = self.make()
         said = tokenizer.encode("so it is")
         for token_id in tokenizer.eos_ids | tokenizer.banned_ids:
-            told = read(self._reader(), [*said, token_id])
-            assert "".join(map(text_of, told)) == tokenizer.decode(said)
+            streamed = read(self._reader(), [*said, token_id])
+            assert "".join(map(text_of, streamed)) == tokenizer.decode(said)
 
     def test_special_tokens_are_shown_on_request(self) -> None:
         """Such as the end token; ordinary text is the same."""
         tokenizer = self._honouring("skip_special_tokens")
         prompt = self._prompt(self._conversation())
         said, end = tokenizer.encode("Zażółć 👍"), min(tokenizer.eos_ids)
-        told = []
+        streamed = []
         for token_ids in (said, [*said, end]):
             reader = tokenizer.reader(prompt, shows_special=True)
-            told.append("".join(map(text_of, read(reader, token_ids))))
-        assert told[0] == tokenizer.decode(said)
-        assert told[1].startswith(told[0])
-        assert len(told[1]) > len(told[0])
+            streamed.append("".join(map(text_of, read(reader, token_ids))))
+        assert streamed[0] == tokenizer.decode(said)
+        assert streamed[1].startswith(streamed[0])
+        assert len(streamed[1]) > len(streamed[0])
 
     def test_each_special_token_has_an_id_of_its_own(self) -> None:
         """A plain text shows the spelling of each on request."""
@@ -159,9 +159,11 @@ class TokenizerReaderContract(TokenizerSubject):
     def test_text_alone_is_no_reasoning(self) -> None:
         """An answer without marks is text from the first token."""
         tokenizer, reader = self.make(), self._reader()
-        told = [delta for deltas in read(reader, tokenizer.encode("so it is")) for delta in deltas]
+        streamed = [
+            delta for deltas in read(reader, tokenizer.encode("so it is")) for delta in deltas
+        ]
         assert reader.num_reasoning_tokens == 0
-        assert not reasoning_of(told)
+        assert not reasoning_of(streamed)
 
     def test_reasoning_that_the_prompt_began_goes_on(self) -> None:
         """If the template opens the reasoning, the prompt says so, and the answer needs no mark."""
